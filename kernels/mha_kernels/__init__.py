@@ -1,0 +1,1 @@
+"""The attention algebra: one definition of every variant, run by every implementation."""

@@ -1,0 +1,1 @@
+"""Research on multi-head attention in JAX: modules, experiments, ablations, diagnostics."""
