@@ -1,7 +1,7 @@
 """Research on multi-head attention in JAX: modules, experiments, ablations, diagnostics.
 
 Everything that `mha_research.attention` exports (`MultiHeadAttention`, `Alibi`, `DropHead`, `initializers`, ...) and
-every subpackage is an attribute here, imported when first asked for, so that `import mha_research` itself costs nothing.
+every subpackage is an attribute here, imported when first asked for: `import mha_research` itself costs nothing.
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
 """The shape of the repository: which package may import which, and how long a file may grow."""
 
 import ast
+import configparser
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -96,6 +97,13 @@ def test_the_listed_dependencies_have_an_order() -> None:
 def test_every_layer_is_listed() -> None:
     folders = {f"mha_research.{path.parent.name}" for path in (ROOT / "mha_research").glob("*/__init__.py")}
     assert folders <= set(MAY_IMPORT)
+
+
+def test_every_package_is_in_the_distribution() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    inits = [path for path in sources("kernels/mha_kernels", "mha_research") if path.name == "__init__.py"]
+    assert setup["options"]["packages"].split() == [dotted(path).removesuffix(".__init__") for path in inits]
 
 
 def test_mha_kernels_imports_jax_and_numpy_alone() -> None:
