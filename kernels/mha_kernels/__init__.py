@@ -1,1 +1,45 @@
-"""The attention algebra: one definition of every variant, run by every implementation."""
+"""The attention algebra: every variant written once, as a function on a tile, and run by every implementation.
+
+Arrays are laid out as in `jax.nn.dot_product_attention`: query (B, Q, H, E), key (B, K, G, E), value (B, K, G, V).
+"""
+
+from mha_kernels.algebra import STATISTICS, HeadStatistics, Origin
+from mha_kernels.api import attention, attention_weights, attention_with_statistics
+from mha_kernels.biases import (
+    AlibiBias,
+    Bias,
+    ClippedBias,
+    DenseBias,
+    DistanceBias,
+    T5Bias,
+    alibi_slopes,
+    t5_bucket,
+)
+from mha_kernels.dropout import Dropout
+from mha_kernels.masks import CausalMask, DenseMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
+from mha_kernels.operands import axes
+
+__all__ = [
+    "STATISTICS",
+    "AlibiBias",
+    "Bias",
+    "CausalMask",
+    "ClippedBias",
+    "DenseBias",
+    "DenseMask",
+    "DistanceBias",
+    "Dropout",
+    "HeadStatistics",
+    "KeyPaddingMask",
+    "Mask",
+    "Origin",
+    "SegmentMask",
+    "T5Bias",
+    "WindowMask",
+    "alibi_slopes",
+    "attention",
+    "attention_weights",
+    "attention_with_statistics",
+    "axes",
+    "t5_bucket",
+]

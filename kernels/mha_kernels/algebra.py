@@ -1,0 +1,94 @@
+"""The problem that every implementation solves: one bundle of operands, and what statistics are.
+
+`Algebra` holds everything beside query, key and value, each array aligned to (B|1, H|1, Q|1, K|1, ...): a driver slices
+the whole bundle to a tile with one `tree.map` and hands it to the tile functions.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mha_kernels.biases import Bias
+from mha_kernels.dropout import Dropout
+from mha_kernels.masks import Mask
+
+
+class Origin(NamedTuple):
+    """Where the given arrays lie in a larger whole: ints or traced scalars added to the four indices.
+
+    Positional masks, biases, dropout and statistics see index + origin; arrays are never indexed with it. Cached decoding
+    (query = tokens so far) and shards use it, so that a part computes what the whole would.
+    """
+
+    batch: Any = 0
+    head: Any = 0
+    query: Any = 0
+    key: Any = 0
+
+
+class Positions(NamedTuple):
+    """Aligned int32: batch (B, 1, 1, 1) and head (1, H, 1, 1) indices, and the first query and key position (1, 1, 1, 1)."""
+
+    batch: Any
+    head: Any
+    query: Any
+    key: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Algebra:
+    """Every operand beside query, key and value, aligned; None is absent.
+
+    scale, softcap: (1, 1, 1, 1). sink: (1, H, 1, 1). head_gate: (B|1, H, 1, 1). positions: `Positions`.
+    """
+
+    positions: Positions
+    scale: Any
+    softcap: Any
+    mask: Mask | None
+    bias: Bias | None
+    sink: Any
+    head_gate: Any
+    dropout: Dropout | None
+
+
+STATISTICS = (
+    "lse",
+    "entropy",
+    "max_probability",
+    "max_logit",
+    "distance",
+    "sink_mass",
+    "diagonal_mass",
+    "previous_mass",
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HeadStatistics:
+    """What each head did at each query, (B, H, Q), float32 (float64 for float64 input); None where not asked for.
+
+    Of the probabilities p before gate and dropout: `lse` = log sum_j exp(s_j), the sink included; `entropy` = -sum_j p_j ln p_j
+    over keys, in nats; `max_probability`; `max_logit`; `distance` = sum_j p_j |i - j|; `sink_mass` = p on key 0;
+    `diagonal_mass` = p on key i; `previous_mass` = p on key i - 1. A query with no allowed key has 0 everywhere, except
+    -inf for lse (the sink's logit, if there is a sink) and max_logit. NaN for a head whose gate is zero: it did not run.
+    `max_probability` and `max_logit` carry no gradient; all others do.
+    """
+
+    lse: jax.Array | None = None
+    entropy: jax.Array | None = None
+    max_probability: jax.Array | None = None
+    max_logit: jax.Array | None = None
+    distance: jax.Array | None = None
+    sink_mass: jax.Array | None = None
+    diagonal_mass: jax.Array | None = None
+    previous_mass: jax.Array | None = None
+
+
+def accumulation_dtype(*arrays: Any) -> Any:
+    """float64 if any input is float64, else float32: the type of scores, softmax and accumulation."""
+    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)

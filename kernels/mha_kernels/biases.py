@@ -1,0 +1,195 @@
+"""Biases: what is added to a score, decided tile by tile from head and positions.
+
+A bias is one method, `tile`, written with arithmetic, comparisons, selects and `at.lookup`, so that the same lines run in
+the dense reference, on a CPU tile and inside a Pallas kernel; its gradient is taken through that method on the tile.
+`constant` may promise that the bias has one value on a whole tile, which then takes a scalar path.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_kernels.operands import Operand, Tile, axes, joined
+
+
+class Bias(Operand):
+    """Base of all biases; join two with ``+``."""
+
+    forbids = False  # True when the bias may hold -inf, which forbids the key
+
+    def tile(self, at: Tile) -> jax.Array:
+        """The bias on the tile, broadcastable to it; scores are scale * q.k, softcapped, plus this."""
+        raise NotImplementedError
+
+    def constant(self, at: Tile) -> Any:
+        """True promises that every entry of the tile has the same bias."""
+        return False
+
+    def __add__(self, other: "Bias") -> "Bias":
+        if not isinstance(other, Bias):
+            raise TypeError(f"bias + {type(other).__name__}: expected a Bias on both sides (DenseBias(array) for an array)")
+        return SumBias(self.parts() + other.parts())
+
+
+class SumBias(Bias):
+    """The sum of its parts; made by ``+``."""
+
+    biases: tuple[Bias, ...] = joined()
+
+    @property
+    def forbids(self) -> bool:  # type: ignore[override]
+        return any(bias.forbids for bias in self.biases)
+
+    def parts(self) -> tuple[Bias, ...]:
+        return self.biases
+
+    def tile(self, at: Tile) -> jax.Array:
+        result = self.biases[0].tile(at)
+        for bias in self.biases[1:]:
+            result = result + bias.tile(at)
+        return result
+
+    def constant(self, at: Tile) -> Any:
+        result = self.biases[0].constant(at)
+        for bias in self.biases[1:]:
+            result = result & bias.constant(at)
+        return result
+
+
+class CornerBias(Bias):
+    """`inner` where it is constant on every tile it is asked for: evaluated at one entry and broadcast."""
+
+    inner: Bias = joined()
+
+    def tile(self, at: Tile) -> jax.Array:
+        return self.inner.tile(at.corner())
+
+
+class AlibiBias(Bias):
+    """-slopes[h] * |i - j| with slopes (H,); Press, Smith and Lewis 2022, "Train short, test long", section 3.
+
+    The paper writes the causal form; |i - j| is the symmetric one that bidirectional attention needs, and equal to it
+    under a causal mask. It is added after scaling (the paper's footnote 10).
+    """
+
+    slopes: jax.Array = axes("H")
+
+    def tile(self, at: Tile) -> jax.Array:
+        return -self.slopes * jnp.abs(at.query - at.key).astype(self.slopes.dtype)
+
+
+class T5Bias(Bias):
+    """table[h, bucket(j - i)] with table (H, buckets); Raffel et al. 2020, section 2.1.
+
+    Half of the buckets (a quarter a side when bidirectional) hold exact distances, the rest grow logarithmically up to
+    max_distance, and the last holds everything beyond; see `t5_bucket`.
+    """
+
+    table: jax.Array = axes("HN")
+    bidirectional: bool = True
+    max_distance: int = 128
+
+    def tile(self, at: Tile) -> jax.Array:
+        index = t5_bucket(at.key - at.query, self.bidirectional, self.table.shape[-1], self.max_distance)
+        return at.lookup(self.table, index)
+
+    def constant(self, at: Tile) -> Any:
+        smallest, largest = at.distance_span()
+        ahead = smallest >= (self.max_distance if self.bidirectional else 0)
+        return ahead | (largest <= -self.max_distance)
+
+
+def t5_bucket(relative_position: Any, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128) -> Any:
+    """The T5 bucket of relative_position = key - query, any integer shape, as int32 in [0, num_buckets).
+
+    Distances below half of a side's buckets have a bucket each, then log-spaced up to max_distance. Bidirectional: keys
+    ahead use the upper half of the buckets; otherwise keys ahead share bucket 0. The bucket edges are computed on the host
+    in float64, so that no device rounds a distance across an edge, and the bucket is a count of edges passed: only
+    comparisons, which every accelerator compiles. Raffel et al. 2020 (T5), as in the t5x code.
+    """
+    side = num_buckets // 2 if bidirectional else num_buckets
+    exact = side // 2
+    if exact < 1 or max_distance <= exact:
+        raise ValueError(
+            f"num_buckets {num_buckets}, max_distance {max_distance}: expected num_buckets >= {4 if bidirectional else 2} "
+            f"and max_distance > {exact}, the number of exact buckets"
+        )
+    relative_position = jnp.asarray(relative_position, jnp.int32)
+    distance = jnp.abs(relative_position) if bidirectional else jnp.maximum(-relative_position, 0)
+    bucket = jnp.minimum(distance, exact)
+    for edge in _bucket_edges(side, exact, max_distance):
+        bucket = bucket + (distance >= edge).astype(jnp.int32)
+    if bidirectional:
+        bucket = bucket + side * (relative_position > 0).astype(jnp.int32)
+    return bucket
+
+
+def _bucket_edges(side: int, exact: int, max_distance: int) -> list[int]:
+    """The smallest distance of each logarithmic bucket after the first, which starts at `exact`."""
+    distances = np.arange(exact, max_distance + 1)
+    fraction = np.log(distances / exact + np.finfo(np.float32).eps) / np.log(max_distance / exact)
+    buckets = np.minimum(exact + (fraction * (side - exact)).astype(np.int64), side - 1)
+    return [int(distances[np.argmax(buckets >= bucket)]) for bucket in range(exact + 1, side)]
+
+
+class ClippedBias(Bias):
+    """table[h, clip(j - i, -k, k) + k] with table (H, 2 k + 1): clipped relative positions, Shaw et al. 2018, eq. 3."""
+
+    table: jax.Array = axes("HN")
+
+    def tile(self, at: Tile) -> jax.Array:
+        clip = self.table.shape[-1] // 2
+        return at.lookup(self.table, jnp.clip(at.key - at.query, -clip, clip) + clip)
+
+    def constant(self, at: Tile) -> Any:
+        clip = self.table.shape[-1] // 2
+        smallest, largest = at.distance_span()
+        return (smallest >= clip) | (largest <= -clip)
+
+
+class DistanceBias(Bias):
+    """table[h, min(|i - j|, N - 1)] with table (H, N): one learned value for every distance, none for the direction."""
+
+    table: jax.Array = axes("HN")
+
+    def tile(self, at: Tile) -> jax.Array:
+        return at.lookup(self.table, jnp.minimum(jnp.abs(at.key - at.query), self.table.shape[-1] - 1))
+
+    def constant(self, at: Tile) -> Any:
+        farthest = self.table.shape[-1] - 1
+        smallest, largest = at.distance_span()
+        return (smallest >= farthest) | (largest <= -farthest)
+
+
+class DenseBias(Bias):
+    """values of rank 2 (Q, K) or 4 (B|1, H|1, Q|1, K|1); -inf forbids a key."""
+
+    values: jax.Array = axes("BHQK")
+    forbids = True
+
+    def tile(self, at: Tile) -> jax.Array:
+        return self.values
+
+
+def alibi_slopes(num_heads: int) -> jax.Array:
+    """ALiBi's slopes, float32 (H,): 2^(-8 k / H) for k = 1..H when H is a power of two.
+
+    Otherwise the slopes of the power of two below, then every second slope of twice that count, as the authors' code does.
+    E.g. 8 heads: 1/2, 1/4, ..., 1/256. Press, Smith and Lewis 2022, section 3 and its published code.
+
+    Raises:
+        ValueError: num_heads is not a positive integer.
+    """
+    if not isinstance(num_heads, (int, np.integer)) or isinstance(num_heads, bool) or num_heads < 1:
+        raise ValueError(f"num_heads is {num_heads!r}; expected a positive integer")
+    below = 1 << (int(num_heads).bit_length() - 1)
+    slopes = _power_of_two_slopes(below)
+    if below < num_heads:
+        slopes = np.concatenate([slopes, _power_of_two_slopes(2 * below)[::2][: num_heads - below]])
+    return jnp.asarray(slopes, jnp.float32)
+
+
+def _power_of_two_slopes(num_heads: int) -> np.ndarray:
+    return 2.0 ** (-8.0 * np.arange(1, num_heads + 1) / num_heads)

@@ -1,0 +1,171 @@
+"""Masks: which keys a query may attend (True = may attend), decided tile by tile.
+
+A mask says three things, all from positions and the slices of its own arrays that belong to the tile:
+`allowed` (the boolean tile), `kind` (is anything allowed, is everything allowed: empty tiles are skipped and full ones
+need no selection), and `distances` (bounds on key - query outside which nothing is allowed: whole ranges of tiles are
+never visited). Only `allowed` must be exact and only it must be written for a mask of one's own.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mha_kernels.operands import Operand, Tile, axes, joined
+
+
+class Mask(Operand):
+    """Base of all masks; join two with ``&`` (a key is allowed when both allow it)."""
+
+    def allowed(self, at: Tile) -> jax.Array:
+        """Boolean, broadcastable to the tile: may the query at `at.query` attend the key at `at.key`?"""
+        raise NotImplementedError
+
+    def kind(self, at: Tile) -> tuple[Any, Any]:
+        """(some, every): False for `some` promises an empty tile, True for `every` promises a full one."""
+        return True, False
+
+    def distances(self) -> tuple[Any, Any]:
+        """(low, high): nothing is allowed unless low <= key - query <= high; None where there is no bound."""
+        return None, None
+
+    def __and__(self, other: "Mask") -> "Mask":
+        if not isinstance(other, Mask):
+            raise TypeError(f"mask & {type(other).__name__}: expected a Mask on both sides (DenseMask(array) for an array)")
+        return AndMask(self.parts() + other.parts())
+
+
+class AndMask(Mask):
+    """Allowed where every part allows; made by ``&``."""
+
+    masks: tuple[Mask, ...] = joined()
+
+    def parts(self) -> tuple[Mask, ...]:
+        return self.masks
+
+    def allowed(self, at: Tile) -> jax.Array:
+        result = self.masks[0].allowed(at)
+        for mask in self.masks[1:]:
+            result = result & mask.allowed(at)
+        return result
+
+    def kind(self, at: Tile) -> tuple[Any, Any]:
+        some, every = zip(*(mask.kind(at) for mask in self.masks), strict=True)
+        return _all(some), _all(every)
+
+    def distances(self) -> tuple[Any, Any]:
+        lows, highs = zip(*(mask.distances() for mask in self.masks), strict=True)
+        return _tightest(lows, jnp.maximum), _tightest(highs, jnp.minimum)
+
+
+def _all(flags: tuple[Any, ...]) -> Any:
+    result = flags[0]
+    for flag in flags[1:]:
+        result = result & flag
+    return result
+
+
+def _tightest(bounds: tuple[Any, ...], choose: Any) -> Any:
+    result = None
+    for bound in bounds:
+        if bound is not None:
+            result = bound if result is None else choose(result, bound)
+    return result
+
+
+class CausalMask(Mask):
+    """Key j is allowed for query i when j <= i + offset: top-left aligned, as `jax.nn.dot_product_attention`."""
+
+    offset: Any = axes("", "int", default=0)
+
+    def allowed(self, at: Tile) -> jax.Array:
+        return at.key <= at.query + self.offset
+
+    def kind(self, at: Tile) -> tuple[Any, Any]:
+        return _distance_kind(at, None, self.offset)
+
+    def distances(self) -> tuple[Any, Any]:
+        return None, self.offset
+
+
+class WindowMask(Mask):
+    """Key j is allowed for query i when i - left <= j <= i + right; None leaves that side unbounded."""
+
+    left: Any = axes("", "int")
+    right: Any = axes("", "int")
+
+    def allowed(self, at: Tile) -> jax.Array:
+        result = jnp.asarray(True)
+        if self.left is not None:
+            result = result & (at.key >= at.query - self.left)
+        if self.right is not None:
+            result = result & (at.key <= at.query + self.right)
+        return result
+
+    def kind(self, at: Tile) -> tuple[Any, Any]:
+        return _distance_kind(at, *self.distances())
+
+    def distances(self) -> tuple[Any, Any]:
+        return None if self.left is None else -self.left, self.right
+
+
+def _distance_kind(at: Tile, low: Any, high: Any) -> tuple[Any, Any]:
+    """Kind of a tile for a mask that allows low <= key - query <= high: distances on a tile have no gaps."""
+    smallest, largest = at.distance_span()
+    some: Any = True
+    every: Any = True
+    if low is not None:
+        some, every = some & (largest >= low), every & (smallest >= low)
+    if high is not None:
+        some, every = some & (smallest <= high), every & (largest <= high)
+    return some, every
+
+
+class KeyPaddingMask(Mask):
+    """keep (B, K): True marks a real key, False padding that nobody attends."""
+
+    keep: jax.Array = axes("BK", "bool")
+
+    def allowed(self, at: Tile) -> jax.Array:
+        return self.keep
+
+    def kind(self, at: Tile) -> tuple[Any, Any]:
+        return _any(self.keep), _every(self.keep)
+
+
+class SegmentMask(Mask):
+    """query_ids (B, Q), key_ids (B, K): attention stays inside a segment (equal ids), e.g. one packed document."""
+
+    query_ids: jax.Array = axes("BQ", "int")
+    key_ids: jax.Array = axes("BK", "int")
+
+    def allowed(self, at: Tile) -> jax.Array:
+        return self.query_ids == self.key_ids
+
+    def kind(self, at: Tile) -> tuple[Any, Any]:
+        def span(ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return ids.min(axis=(-2, -1), keepdims=True), ids.max(axis=(-2, -1), keepdims=True)
+
+        (first, last), (key_first, key_last) = span(self.query_ids), span(self.key_ids)
+        overlap = (first <= key_last) & (key_first <= last)
+        return overlap, (first == last) & (key_first == key_last) & (first == key_first)
+
+
+class DenseMask(Mask):
+    """keep of rank 2 (Q, K) or 4 (B|1, H|1, Q|1, K|1): any boolean array."""
+
+    keep: jax.Array = axes("BHQK", "bool")
+
+    def allowed(self, at: Tile) -> jax.Array:
+        return self.keep
+
+    def kind(self, at: Tile) -> tuple[Any, Any]:
+        return _any(self.keep), _every(self.keep)
+
+
+def _any(keep: jax.Array) -> jax.Array:
+    return keep.any(axis=(-2, -1), keepdims=True)
+
+
+def _every(keep: jax.Array) -> jax.Array:
+    return keep.all(axis=(-2, -1), keepdims=True)

@@ -1,0 +1,204 @@
+"""The mathematics of attention on one tile: the only place where it is written.
+
+Pure functions of arrays and positions. A driver (reference, blockwise, Pallas) brings a tile of q.k products and the slice
+of the `Algebra` that belongs to it, calls these, multiplies by value tiles, and stores. Arrays are (..., Qt, Kt) for a tile
+and (..., Qt, 1) for its rows; the leading axes, if any, are several (batch, head) pairs at once.
+
+    s = softcap(scale * q.k) + bias, -inf where the mask forbids           tile_scores
+    m, l, sum_j e_j x_j   with e = exp(s - m), over tiles of keys          softmax_update
+    o = sum_j e_j v_j / l,  lse = m + log l                                softmax_finish
+    ds = p * (dp - sum_j p_j dp_j)                                         row_correction, score_gradient
+
+The rescaling sum over tiles is Milakov and Gimelshein 2018; the backward pass by recomputation is Dao et al. 2022.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mha_kernels.algebra import Algebra, HeadStatistics
+from mha_kernels.operands import Tile
+
+
+def tile_scores(product: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
+    """Scores of a tile from its q.k products: scaled, softcapped, biased, and -inf where forbidden."""
+    scores = algebra.scale.astype(product.dtype) * product
+    if algebra.softcap is not None:
+        softcap = algebra.softcap.astype(product.dtype)
+        scores = softcap * jnp.tanh(scores / softcap)
+    if algebra.bias is not None:
+        scores = scores + algebra.bias.tile(at).astype(product.dtype)
+    allowed = tile_allowed(at, algebra)
+    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
+
+
+def tile_allowed(at: Tile, algebra: Algebra) -> Any:
+    """Boolean, broadcastable to the tile: which entries may be attended; None where all may."""
+    allowed = None if algebra.mask is None else algebra.mask.allowed(at)
+    if algebra.bias is not None and algebra.bias.forbids:
+        finite = algebra.bias.tile(at) > -jnp.inf
+        allowed = finite if allowed is None else allowed & finite
+    return allowed
+
+
+def keep_used(rows: jax.Array, allowed: Any, axis: int) -> jax.Array:
+    """Zeroes the rows (query or key vectors of a tile) that take part in no allowed pair.
+
+    0 * NaN is NaN: whatever lies in padding or in unused cache slots must be gone before it meets a matrix product.
+    `allowed` is the full tile; `axis` is the one to reduce over: -2 for keys, -1 for queries.
+    """
+    return jnp.where(allowed.any(axis=axis)[..., None], rows, 0)
+
+
+class Softmax(NamedTuple):
+    """Running state of the softmax over the keys seen so far, per query row (..., Qt, 1).
+
+    maximum m, total = sum_j exp(s_j - m), and for each requested statistic the moment sum_j exp(s_j - m) x_j.
+    """
+
+    maximum: jax.Array
+    total: jax.Array
+    moments: dict[str, jax.Array]
+
+
+MOMENTS = ("entropy", "distance", "sink_mass", "diagonal_mass", "previous_mass")
+
+
+def softmax_start(rows: tuple[int, ...], dtype: Any, statistics: tuple[str, ...]) -> Softmax:
+    """The state before any key; rows is (..., Qt, 1)."""
+    zeros = jnp.zeros(rows, dtype)
+    return Softmax(jnp.full(rows, -jnp.inf, dtype), zeros, {name: zeros for name in MOMENTS if name in statistics})
+
+
+def softmax_update(state: Softmax, scores: jax.Array, at: Tile) -> tuple[Softmax, jax.Array, jax.Array]:
+    """Takes in a tile of scores.
+
+    Returns the new state, the tile of exp(s - m) to multiply the values with, and the factor by which everything summed
+    before has to be multiplied.
+    """
+    largest = jax.lax.stop_gradient(jnp.maximum(state.maximum, scores.max(axis=-1, keepdims=True)))
+    shift = jnp.where(largest == -jnp.inf, 0, largest)
+    weights = jnp.exp(scores - shift)
+    decay = jnp.exp(state.maximum - shift)
+    total = state.total * decay + weights.sum(axis=-1, keepdims=True)
+    moments = {}
+    for name, moment in state.moments.items():
+        if name == "entropy":  # sum of e (s - m): moving m moves each earlier term by (m_old - m_new)
+            drop = jnp.where(state.total > 0, state.maximum - shift, 0)
+            moment = moment + drop * state.total
+            terms = weights * jnp.where(weights > 0, scores - shift, 0)
+        else:
+            terms = weights * moment_weight(name, at).astype(weights.dtype)
+        moments[name] = moment * decay + terms.sum(axis=-1, keepdims=True)
+    return Softmax(largest, total, moments), weights, decay
+
+
+def moment_weight(name: str, at: Tile) -> jax.Array:
+    """The number that a statistic averages over the keys, on the tile."""
+    if name == "distance":
+        return jnp.abs(at.query - at.key)
+    if name == "sink_mass":
+        return at.key == 0
+    if name == "diagonal_mass":
+        return at.key == at.query
+    return at.key == at.query - 1
+
+
+def dropped(weights: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
+    """The tile of weights (or of their gradient) after dropout, which follows normalisation."""
+    if algebra.dropout is None:
+        return weights
+    return jnp.where(algebra.dropout.keep(at), weights * algebra.dropout.scale(), 0)
+
+
+def softmax_finish(
+    state: Softmax, values: jax.Array, algebra: Algebra, statistics: tuple[str, ...]
+) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
+    """Normalises: the state and sum_j e_j v_j (..., Qt, V) become the head's output, its statistics and lse (..., Qt, 1)."""
+    some = state.total > 0
+    total = jnp.where(some, state.total, 1)
+    log_total = jnp.log(total)
+    lse_keys = jnp.where(some, state.maximum + log_total, -jnp.inf)
+    lse, mass = lse_keys, some.astype(total.dtype)  # mass: what the keys hold together, less than 1 beside a sink
+    if algebra.sink is not None:
+        sink = algebra.sink.astype(total.dtype)
+        lse = jnp.logaddexp(lse_keys, sink)
+        mass = jnp.where(some, jax.nn.sigmoid(jnp.where(some, lse_keys, 0) - sink), 0)
+    output = values * (mass / total)
+    results = {"lse": lse}
+    for name, moment in state.moments.items():
+        results[name] = moment * (mass / total)
+        if name == "entropy":
+            above = log_total - jnp.where(some, jnp.log(jnp.where(some, mass, 1)), 0)  # lse - m
+            results[name] = mass * above - results[name]
+    if "max_logit" in statistics:
+        results["max_logit"] = jax.lax.stop_gradient(state.maximum)
+    if "max_probability" in statistics:
+        results["max_probability"] = jax.lax.stop_gradient(mass / total)
+    return gated(output, algebra), results, lse
+
+
+def gated(output: jax.Array, algebra: Algebra) -> jax.Array:
+    """Output (or its cotangent) times the head gate; exactly zero, whatever the head holds, where the gate is zero."""
+    if algebra.head_gate is None:
+        return output
+    gate = algebra.head_gate.astype(output.dtype)
+    return jnp.where(gate == 0, 0, gate * output)
+
+
+def normalised(scores: jax.Array, lse: jax.Array) -> jax.Array:
+    """Probabilities from scores and log-sum-exp; 0 for a row that attends nothing."""
+    return jnp.exp(scores - jnp.where(lse == -jnp.inf, jnp.inf, lse))
+
+
+def row_correction(
+    output_product: jax.Array, results: dict[str, jax.Array], cotangents: dict[str, jax.Array], mass: jax.Array
+) -> jax.Array:
+    """sum_j p_j dp_j for each row, from what the forward pass kept, less the cotangent of lse.
+
+    output_product: sum over V of output * its cotangent. mass: sum_j p_j.
+    """
+    correction = output_product
+    for name, cotangent in cotangents.items():
+        if name == "entropy":
+            correction = correction + cotangent * (results[name] - mass)
+        elif name in MOMENTS:
+            correction = correction + cotangent * results[name]
+    if "lse" in cotangents:
+        correction = correction - cotangents["lse"]
+    return correction
+
+
+def score_gradient(
+    probabilities: jax.Array,
+    log_probabilities: jax.Array,
+    value_product: jax.Array,
+    correction: jax.Array,
+    cotangents: dict[str, jax.Array],
+    at: Tile,
+    algebra: Algebra,
+) -> jax.Array:
+    """The cotangent of a tile of scores.
+
+    value_product: (gated) output cotangent . v, the cotangent of the dropped probabilities. correction: of `row_correction`.
+    """
+    gradient = dropped(value_product, at, algebra) - correction
+    for name, cotangent in cotangents.items():
+        if name == "entropy":
+            log_p = jnp.where(probabilities > 0, log_probabilities, 0)
+            gradient = gradient - cotangent * (log_p + 1)
+        elif name in MOMENTS:
+            gradient = gradient + cotangent * moment_weight(name, at).astype(gradient.dtype)
+    return probabilities * gradient
+
+
+def statistics_of(results: dict[str, jax.Array], names: tuple[str, ...], algebra: Algebra) -> HeadStatistics:
+    """Rows (..., Q, 1) of statistics as `HeadStatistics` (..., Q), NaN where the gate is zero."""
+    chosen = {}
+    for name in names:
+        value = results[name]
+        if algebra.head_gate is not None:
+            value = jnp.where(algebra.head_gate == 0, jnp.nan, value)
+        chosen[name] = value[..., 0]
+    return HeadStatistics(**chosen)
