@@ -5,6 +5,7 @@ the whole bundle to a tile with one `tree.map` and hands it to the tile function
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +54,18 @@ class Algebra:
     sink: Any
     head_gate: Any
     dropout: Dropout | None
+
+
+def partition(algebra: Algebra, wanted: tuple[bool, ...]) -> tuple[list, Callable[[Any], Algebra]]:
+    """The leaves marked in `wanted` (one flag a leaf), and the function that puts others in their place."""
+    leaves, structure = jax.tree.flatten(algebra)
+    chosen = [leaf for leaf, flag in zip(leaves, wanted, strict=True) if flag]
+
+    def rebuild(replacements: Any) -> Algebra:
+        new = iter(replacements)
+        return jax.tree.unflatten(structure, [next(new) if flag else leaf for leaf, flag in zip(leaves, wanted, strict=True)])
+
+    return chosen, rebuild
 
 
 STATISTICS = (

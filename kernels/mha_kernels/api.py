@@ -6,7 +6,9 @@ import jax
 
 from mha_kernels import reference
 from mha_kernels.algebra import HeadStatistics, Origin
+from mha_kernels.blockwise import Blockwise
 from mha_kernels.checks import bundle, check_arrays, statistic_names
+from mha_kernels.transforms import run
 
 
 def attention(
@@ -76,7 +78,11 @@ def attention_with_statistics(
         dropout=dropout,
         origin=origin,
     )
-    return reference.attend(query, key, value, algebra, statistic_names(statistics), precision)
+    names = statistic_names(statistics)
+    if implementation == "blockwise" or isinstance(implementation, Blockwise):
+        driver = implementation if isinstance(implementation, Blockwise) else Blockwise()
+        return run(driver, query, key, value, algebra, names, precision)
+    return reference.attend(query, key, value, algebra, names, precision)
 
 
 def attention_weights(

@@ -36,6 +36,9 @@ def tile_scores(product: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
 def tile_allowed(at: Tile, algebra: Algebra) -> Any:
     """Boolean, broadcastable to the tile: which entries may be attended; None where all may."""
     allowed = None if algebra.mask is None else algebra.mask.allowed(at)
+    if at.end is not None:
+        real = at.key < at.end
+        allowed = real if allowed is None else allowed & real
     if algebra.bias is not None and algebra.bias.forbids:
         finite = algebra.bias.tile(at) > -jnp.inf
         allowed = finite if allowed is None else allowed & finite

@@ -1,0 +1,226 @@
+"""Attention over tiles in pure JAX: O(L) memory forward and backward, empty tiles skipped. The path for CPUs.
+
+For each block of (b, h) programs and each tile of queries, over the tiles of keys: one matrix product, the tile functions,
+one more product. The backward pass recomputes the scores and visits the same tiles with keys outside, so that the
+gradients of a tile of keys and values are summed where they are made. Loops run one after the other; matrix products and
+elementwise work use the cores. Every sum has a fixed order, so results are bitwise repeatable.
+
+It has grad and jvp of grad (Hessian-vector products), both in O(L) memory; for jvp alone or grad of grad use "reference".
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mha_kernels import tile
+from mha_kernels.algebra import Algebra, accumulation_dtype, partition
+from mha_kernels.operands import Tile
+from mha_kernels.tiling import Grid, Programs, choose, loop
+
+
+@dataclasses.dataclass(frozen=True)
+class Blockwise:
+    """Tile sizes of the blockwise implementation; None takes the rule of `tiling.choose`.
+
+    Raises:
+        ValueError: a tile size is not a positive integer.
+    """
+
+    query_tile: int | None = None
+    key_tile: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, size in dataclasses.asdict(self).items():
+            if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+                raise ValueError(f"Blockwise {name} is {size!r}; expected a positive integer or None")
+
+    def forward(
+        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """See `transforms.Driver`."""
+        grid = choose(self, query, key)
+        dtype = accumulation_dtype(query, key, value)
+        arrays = _by_head(grid, query, key, value)
+        algebra = grid.pad_algebra(algebra)
+        names = ("lse", *(name for name in statistics if name != "lse"))
+        shape = (grid.batch * grid.heads, grid.padded_q)
+        output = grid.full((*shape, value.shape[-1]), 0, query.dtype)
+        rows = {name: grid.full((*shape, 1), 0, dtype) for name in names}
+
+        def block(programs: Programs, results: Any) -> Any:
+            return _forward_block(grid, programs, arrays, algebra, statistics, dtype, precision, results)
+
+        output, rows = grid.for_each_block(algebra, block, (output, rows))
+        rows = {name: grid.unfold(row, grid.length_q) for name, row in rows.items()}
+        return grid.unfold(output, grid.length_q).swapaxes(1, 2), rows
+
+    def backward(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        algebra: Algebra,
+        lse: jax.Array,
+        correction: jax.Array,
+        output_cotangent: jax.Array,
+        cotangents: dict[str, jax.Array],
+        wanted: tuple[bool, ...],
+        precision: Any,
+    ) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+        """See `transforms.Driver`."""
+        grid = choose(self, query, key)
+        dtype = accumulation_dtype(query, key, value)
+        arrays = _by_head(grid, query, key, value)
+        leaves, _ = partition(algebra, wanted)
+        algebra = grid.pad_algebra(algebra)
+        # Padded rows of lse are +inf: their probabilities are exactly zero.
+        rows = (
+            grid.fold(output_cotangent.swapaxes(1, 2), grid.padded_q),
+            grid.fold(lse, grid.padded_q, jnp.inf),
+            grid.fold(correction, grid.padded_q),
+            {name: grid.fold(cotangent, grid.padded_q) for name, cotangent in cotangents.items()},
+        )
+        zeros = (
+            [grid.full(array.shape, 0, dtype) for array in arrays],
+            [grid.full(leaf.shape, 0, dtype) for leaf in partition(algebra, wanted)[0]],
+        )
+
+        def block(programs: Programs, gradients: Any) -> Any:
+            return _backward_block(grid, programs, arrays, rows, algebra, wanted, dtype, precision, gradients)
+
+        found, of_leaves = grid.for_each_block(algebra, block, zeros)
+        lengths = (grid.length_q, grid.length_k, grid.length_k)
+        dq, dk, dv = (
+            grid.unfold(gradient, length).swapaxes(1, 2).astype(array.dtype)
+            for gradient, length, array in zip(found, lengths, (query, key, value), strict=True)
+        )
+        cut = [lax.slice(new, (0,) * new.ndim, leaf.shape) for new, leaf in zip(of_leaves, leaves, strict=True)]
+        return dq, dk, dv, [new.astype(leaf.dtype) for new, leaf in zip(cut, leaves, strict=True)]
+
+
+def _by_head(grid: Grid, query: Any, key: Any, value: Any) -> tuple[jax.Array, ...]:
+    """Arrays (B, L, n, ...) as (B n, padded length, ...)."""
+    lengths = (grid.padded_q, grid.padded_k, grid.padded_k)
+    return tuple(grid.fold(x.swapaxes(1, 2), n) for x, n in zip((query, key, value), lengths, strict=True))
+
+
+def _forward_block(
+    grid: Grid, programs: Programs, arrays: Any, algebra: Algebra, statistics: Any, dtype: Any, precision: Any, results: Any
+) -> Any:
+    """Output and rows of one block of programs, written into `results`."""
+    queries, keys, values = programs.load(arrays, dtype)
+
+    def query_tile(i: Any, results: Any) -> Any:
+        query = grid.rows_q(queries, i)
+
+        def key_tile(j: Any, carry: Any) -> Any:
+            key, value = grid.rows_k(keys, j), grid.rows_k(values, j)
+
+            def work(at: Tile, part: Algebra, simplify: Any, carry: Any) -> Any:
+                return _forward_tile(query, key, value, at, simplify(part), precision, carry)
+
+            return grid.visit(algebra, programs, i, j, work, carry)
+
+        rows = (*query.shape[:-1], 1)
+        start = tile.softmax_start(rows, dtype, statistics), jnp.zeros((*rows[:-1], values.shape[-1]), dtype)
+        state, summed = loop(*grid.key_range(algebra, programs, i), key_tile, jax.tree.map(grid.vary, start))
+        attended, found, _ = tile.softmax_finish(state, summed, grid.part(algebra, programs, i, 0), statistics)
+        kept = {name: found[name] for name in results[1]}
+        return programs.store(results, (attended, kept), i * grid.query_tile)
+
+    return loop(0, grid.tiles_q, query_tile, results)
+
+
+def _forward_tile(
+    query: Any, key: Any, value: Any, at: Tile, algebra: Algebra, precision: Any, carry: Any
+) -> tuple[tile.Softmax, jax.Array]:
+    """A tile of keys taken into the running softmax and the sum of values."""
+    state, summed = carry
+    query, key, value = _clean(query, key, value, at, algebra)
+    product = jnp.einsum("pqe,pke->pqk", query, key, precision=precision)
+    state, weights, decay = tile.softmax_update(state, tile.tile_scores(product, at, algebra), at)
+    weights = tile.dropped(weights, at, algebra)
+    return state, summed * decay + jnp.einsum("pqk,pkv->pqv", weights, value, precision=precision)
+
+
+def _clean(query: Any, key: Any, value: Any, at: Tile, algebra: Algebra) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The tile's rows with those in no allowed pair set to zero, whatever they hold."""
+    allowed = tile.tile_allowed(at, algebra)
+    if allowed is None:
+        return query, key, value
+    allowed = jnp.broadcast_to(allowed, (*query.shape[:-1], key.shape[1]))
+    return (
+        tile.keep_used(query, allowed, axis=-1),
+        tile.keep_used(key, allowed, axis=-2),
+        tile.keep_used(value, allowed, axis=-2),
+    )
+
+
+def _backward_block(
+    grid: Grid,
+    programs: Programs,
+    arrays: Any,
+    rows: Any,
+    algebra: Algebra,
+    wanted: tuple[bool, ...],
+    dtype: Any,
+    precision: Any,
+    gradients: Any,
+) -> Any:
+    """Gradients that one block of programs contributes, added into `gradients`."""
+    queries, keys, values = programs.load(arrays, dtype)
+    rows = jax.tree.map(programs.rows, rows)
+    (dq_all, dk_all, dv_all), of_leaves = gradients
+
+    def key_tile(j: Any, carry: Any) -> Any:
+        key, value = grid.rows_k(keys, j), grid.rows_k(values, j)
+
+        def query_tile(i: Any, carry: Any) -> Any:
+            row = jax.tree.map(lambda array: grid.rows_q(array, i), rows)
+
+            def work(at: Tile, part: Algebra, simplify: Any, carry: Any) -> Any:
+                dq, dk, dv, of_leaves = carry
+                new_q, new_k, new_v, new = _backward_tile(
+                    grid.rows_q(queries, i), key, value, row, at, part, simplify, wanted, precision
+                )
+                of_leaves = [grid.add_part(leaf, add, programs, i, j) for leaf, add in zip(of_leaves, new, strict=True)]
+                return grid.add_rows_q(dq, new_q, i), dk + new_k, dv + new_v, of_leaves
+
+            return grid.visit(algebra, programs, i, j, work, carry)
+
+        dq, dk_all, dv_all, of_leaves = carry
+        start = (dq, jnp.zeros_like(key), jnp.zeros_like(value), of_leaves)
+        dq, dk, dv, of_leaves = loop(*grid.query_range(algebra, programs, j), query_tile, start)
+        first = j * grid.key_tile
+        return dq, programs.add_shared(dk_all, dk, first), programs.add_shared(dv_all, dv, first), of_leaves
+
+    start = (jnp.zeros_like(queries), dk_all, dv_all, of_leaves)
+    dq, dk_all, dv_all, of_leaves = loop(0, grid.tiles_k, key_tile, start)
+    return [programs.store(dq_all, dq, 0), dk_all, dv_all], of_leaves
+
+
+def _backward_tile(
+    query: Any, key: Any, value: Any, row: Any, at: Tile, part: Algebra, simplify: Any, wanted: Any, precision: Any
+) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+    """What one tile adds to the gradients of its queries, keys and values and of the wanted leaves of the algebra."""
+    output_cotangent, lse, correction, cotangents = row
+    algebra = simplify(part)
+    query, key, value = _clean(query, key, value, at, algebra)
+    product = jnp.einsum("pqe,pke->pqk", query, key, precision=precision)
+    chosen, rebuild = partition(part, wanted)
+
+    def scores_of(product: jax.Array, chosen: list[jax.Array]) -> jax.Array:
+        return tile.tile_scores(product, at, simplify(rebuild(chosen)))
+
+    scores, pull_back = jax.vjp(scores_of, product, chosen)
+    weights = tile.normalised(scores, lse)
+    dv = jnp.einsum("pqk,pqv->pkv", tile.dropped(weights, at, algebra), output_cotangent, precision=precision)
+    dweights = jnp.einsum("pqv,pkv->pqk", output_cotangent, value, precision=precision)
+    dscores = tile.score_gradient(weights, scores - lse, dweights, correction, cotangents, at, algebra)
+    dproduct, of_chosen = pull_back(dscores)
+    dq = jnp.einsum("pqk,pke->pqe", dproduct, key, precision=precision)
+    dk = jnp.einsum("pqk,pqe->pke", dproduct, query, precision=precision)
+    return dq, dk, dv, of_chosen

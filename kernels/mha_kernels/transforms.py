@@ -1,0 +1,248 @@
+"""What every tiled implementation shares: its gradient, `vmap`, and life inside `shard_map`.
+
+A driver knows how to visit tiles forward and backward. Here its two passes become one differentiable function:
+
+- `custom_vjp`: the backward pass recomputes probabilities from the stored log-sum-exp, so memory stays O(L). What needs
+  only rows, not tiles (the gradients of the sink and of the gates), is done here once.
+- `custom_vmap`: a mapped axis is folded into B, so closed gates still skip and dropout stays what a loop gives.
+- Variance: operands that are the same on every shard are marked as varying before the call; the transpose of that mark is
+  the sum over shards which their gradients need.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from mha_kernels import tile
+from mha_kernels.algebra import Algebra, HeadStatistics, accumulation_dtype
+
+
+class Driver(Protocol):
+    """An implementation that visits tiles: a frozen dataclass of tile sizes with these two passes.
+
+    Leaves of `algebra` are aligned (b, h, q, k, ...) with b in {1, R}, R dividing B: example t uses row t * R // B.
+    """
+
+    def forward(
+        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Output (B, Q, H, V) in the query's type; rows (B, H, Q, 1) of "lse" and of the requested statistics."""
+        ...
+
+    def backward(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        algebra: Algebra,
+        lse: jax.Array,
+        correction: jax.Array,
+        output_cotangent: jax.Array,
+        cotangents: dict[str, jax.Array],
+        wanted: tuple[bool, ...],
+        precision: Any,
+    ) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+        """Gradients of query, key, value and of the leaves of `algebra` marked in `wanted`, in the shapes they have.
+
+        Sink and head gate act on rows, not on tiles: theirs may be left at zero, they are found by the caller.
+        output_cotangent (B, Q, H, V) is already gated; lse, correction and cotangents are rows (B, H, Q, 1).
+        """
+        ...
+
+
+class Static(NamedTuple):
+    """What does not change under any transform: the driver, the structure of the algebra, and the choices of the call.
+
+    floating: one flag a leaf of the algebra, True where the leaf is differentiated.
+    """
+
+    driver: Driver
+    structure: Any
+    floating: tuple[bool, ...]
+    statistics: tuple[str, ...]
+    precision: Any
+
+    def split(self, leaves: list) -> tuple[tuple, tuple]:
+        """The leaves of an algebra as the differentiated ones and the others."""
+        pairs = list(zip(leaves, self.floating, strict=True))
+        return tuple(leaf for leaf, real in pairs if real), tuple(leaf for leaf, real in pairs if not real)
+
+    def algebra(self, floats: tuple, others: tuple) -> Algebra:
+        """The algebra from its differentiated leaves and the others."""
+        real, other = iter(floats), iter(others)
+        return jax.tree.unflatten(self.structure, [next(real if flag else other) for flag in self.floating])
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """`Static` among the residuals: which floating operands the backward pass differentiates."""
+
+    static: Static
+
+
+def run(
+    driver: Driver, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+) -> tuple[jax.Array, HeadStatistics]:
+    """Output (B, Q, H, V) and statistics (B, H, Q) by a driver, differentiable in every floating operand."""
+    query, key, value, algebra = equally_varying((query, key, value, algebra))
+    leaves, structure = jax.tree.flatten(algebra)
+    floating = tuple(bool(jnp.issubdtype(leaf.dtype, jnp.floating)) for leaf in leaves)
+    static = Static(driver, structure, floating, statistics, precision)
+    output, rows = _attend(static, query, key, value, *static.split(leaves))
+    return output, tile.statistics_of(rows, statistics, algebra)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(static: Static, query: Any, key: Any, value: Any, floats: tuple, others: tuple) -> Any:
+    output, rows = _forward(static, query, key, value, floats, others)
+    return output, {name: rows[name] for name in static.statistics}
+
+
+def _attend_forward(static: Static, *primals: Any) -> Any:
+    """As `_attend`, keeping what the backward pass needs; floating operands nobody differentiates become others."""
+    query, key, value, floats, others = jax.tree.map(lambda primal: primal.value, primals)
+    wanted = iter(primal.perturbed for primal in primals[3])
+    leaves = jax.tree.leaves(static.algebra(floats, others))
+    backward = static._replace(floating=tuple(real and next(wanted) for real in static.floating))
+    output, rows = _forward(static, query, key, value, floats, others)
+    kept = (query, key, value, *backward.split(leaves))
+    return (output, {name: rows[name] for name in static.statistics}), (Kept(backward), kept, (output, rows))
+
+
+def _attend_backward(static: Static, residuals: Any, cotangents: Any) -> Any:
+    kept_static, inputs, (output, rows) = residuals
+    output_cotangent, row_cotangents = cotangents
+    if isinstance(output_cotangent, SymbolicZero):
+        output_cotangent = jnp.zeros_like(output)
+    row_cotangents = {
+        name: row_cotangents[name]
+        for name in static.statistics
+        if name not in ("max_logit", "max_probability") and not isinstance(row_cotangents[name], SymbolicZero)
+    }
+    gradients = _backward(kept_static.static, inputs, (output, rows), (output_cotangent, row_cotangents))
+    query, key, value, wanted = gradients
+    wanted = iter(wanted)
+    flags = [kept for real, kept in zip(static.floating, kept_static.static.floating, strict=True) if real]
+    return query, key, value, tuple(next(wanted) if flag else None for flag in flags), None
+
+
+_attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
+
+
+def _forward(static: Static, *arrays: Any) -> Any:
+    """The forward pass, with a mapped axis folded into B."""
+
+    @jax.custom_batching.custom_vmap
+    def mapped(query: Any, key: Any, value: Any, floats: tuple, others: tuple) -> Any:
+        return static.driver.forward(
+            query, key, value, static.algebra(floats, others), static.statistics, static.precision
+        )
+
+    @mapped.def_vmap
+    def fold(size: int, batched: Any, *arrays: Any) -> Any:
+        arrays = (*_fold_batch(size, arrays[:3], batched[:3]), *_fold_aligned(size, arrays[3:], batched[3:]))
+        results = _unfold(size, _forward(static, *arrays))
+        return results, jax.tree.map(lambda _: True, results)
+
+    return mapped(*arrays)
+
+
+def _backward(static: Static, *arrays: Any) -> Any:
+    """The backward pass, with a mapped axis folded into B."""
+
+    @jax.custom_batching.custom_vmap
+    def mapped(inputs: Any, results: Any, cotangents: Any) -> Any:
+        return _gradients(static, inputs, results, cotangents)
+
+    @mapped.def_vmap
+    def fold(size: int, batched: Any, inputs: Any, results: Any, cotangents: Any) -> Any:
+        whole = _fold_batch(size, inputs[:3], batched[0][:3])
+        # A gradient is wanted for each mapped copy, so floating operands get a row each even where they are shared.
+        floats = _fold_aligned(size, inputs[3], batched[0][3], copies=True)
+        others = _fold_aligned(size, inputs[4], batched[0][4])
+        rest = _fold_batch(size, (results, cotangents), batched[1:])
+        gradients = _unfold(size, _backward(static, (*whole, floats, others), *rest))
+        return gradients, jax.tree.map(lambda _: True, gradients)
+
+    return mapped(*arrays)
+
+
+def _fold_batch(size: int, arrays: Any, batched: Any) -> Any:
+    """(size, B, ...) to (size * B, ...); what is not mapped is repeated."""
+
+    def fold(array: Any, mapped: bool) -> Any:
+        whole = array if mapped else jnp.broadcast_to(array[None], (size, *array.shape))
+        return whole.reshape(-1, *array.shape[2 if mapped else 1 :])
+
+    return jax.tree.map(fold, arrays, batched)
+
+
+def _fold_aligned(size: int, arrays: Any, batched: Any, copies: bool = False) -> Any:
+    """As `_fold_batch` for aligned leaves, whose first axis may be shorter than B: shared ones stay shared."""
+
+    def fold(array: Any, mapped: bool) -> Any:
+        if not mapped and array.shape[0] == 1 and not copies:
+            return array
+        return _fold_batch(size, array, mapped)
+
+    return jax.tree.map(fold, arrays, batched)
+
+
+def _unfold(size: int, arrays: Any) -> Any:
+    return jax.tree.map(lambda array: array.reshape(size, -1, *array.shape[1:]), arrays)
+
+
+def _gradients(static: Static, inputs: Any, results: Any, cotangents: Any) -> Any:
+    """Gradients of query, key, value and the floating leaves, from what the forward pass kept."""
+    query, key, value, floats, others = inputs
+    (output, rows), (output_cotangent, row_cotangents) = results, cotangents
+    algebra = static.algebra(floats, others)
+    dtype = accumulation_dtype(query, key, value)
+    by_head = output_cotangent.swapaxes(1, 2).astype(dtype)
+    output_product = (by_head * output.swapaxes(1, 2).astype(dtype)).sum(axis=-1, keepdims=True)
+    lse = rows["lse"]
+    attended = jnp.where(lse == -jnp.inf, 0, 1).astype(dtype)
+    sink_share = 0 if algebra.sink is None else jnp.exp(algebra.sink.astype(dtype) - lse)
+    correction = tile.row_correction(output_product, rows, row_cotangents, attended - sink_share)
+    gated = tile.gated(by_head, algebra).swapaxes(1, 2)
+    *gradients, floats = static.driver.backward(
+        query, key, value, algebra, lse, correction, gated, row_cotangents, static.floating, static.precision
+    )
+    found = static.algebra(tuple(floats), others)
+    if algebra.sink is not None:
+        found = dataclasses.replace(found, sink=sum_to(-sink_share * correction, algebra.sink))
+    if algebra.head_gate is not None:
+        gate = algebra.head_gate.astype(dtype)
+        per_row = jnp.where(gate == 0, 0, output_product / jnp.where(gate == 0, 1, gate))
+        found = dataclasses.replace(found, head_gate=sum_to(per_row, algebra.head_gate))
+    return *gradients, static.split(jax.tree.leaves(found))[0]
+
+
+def sum_to(rows: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Sums (B, H, Q, 1) to the shape and type of an aligned leaf (R|1, H|1, 1, 1)."""
+    shared = rows.reshape(leaf.shape[0], -1, *rows.shape[1:]).sum(axis=(1, 3), keepdims=False)
+    if leaf.shape[1] == 1:
+        shared = shared.sum(axis=1, keepdims=True)
+    return shared.reshape(leaf.shape).astype(leaf.dtype)
+
+
+def equally_varying(arrays: Any) -> Any:
+    """Marks every array as varying over all the mesh axes that any of them varies over (inside `shard_map`)."""
+    axes = frozenset[str]().union(*(varying_axes(leaf) for leaf in jax.tree.leaves(arrays)))
+    return jax.tree.map(lambda leaf: vary(leaf, axes), arrays) if axes else arrays
+
+
+def varying_axes(array: Any) -> frozenset[str]:
+    """The mesh axes over which an array differs from shard to shard."""
+    return jax.typeof(array).mat.varying
+
+
+def vary(array: Any, axes: frozenset[str]) -> Any:
+    """The array marked as varying over `axes`; the transpose of the mark sums over those that are new."""
+    missing = tuple(sorted(axes - varying_axes(array)))
+    return jax.lax.pcast(array, missing, to="varying") if missing else array
