@@ -18,14 +18,14 @@ constraints_for() {
     esac
 }
 
-# ensure_environment data,test: sets $python to an interpreter that has this checkout (editable) with those extras.
+# ensure_environment data,test [-suffix]: sets $python to an interpreter that has this checkout (editable) with those extras.
 # A stamp remembers what was installed, so nothing is installed twice; it is written last, so a broken install is redone.
 ensure_environment() {
     local extras=$1 base=${PYTHON:-python3} version constraints venv stamp wanted
     version=$("$base" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || die "cannot run $base; set PYTHON"
     "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "$base is Python $version, 3.11 is needed; set PYTHON"
     constraints=$(constraints_for "$version")
-    venv=${MHA_VENV_HOME:-$root}/.venv-py${version/./}
+    venv=${MHA_VENV_HOME:-$root}/.venv-py${version/./}${2:-}
     python=$venv/bin/python
     stamp=$venv/installed-$extras
     wanted="$root $(cat "$root/setup.cfg" "$root/pyproject.toml" "$constraints" | cksum)"
