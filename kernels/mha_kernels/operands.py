@@ -12,7 +12,7 @@ under `vmap` and sharding are each one `tree.map` with no knowledge of the opera
 """
 
 import dataclasses
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ def joined() -> Any:
     return dataclasses.field(metadata={"joined": True})
 
 
+@dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(axes, joined))
 class Operand:
     """Base of masks, biases and `Dropout`: subclasses become frozen dataclasses and pytrees when they are defined.
 

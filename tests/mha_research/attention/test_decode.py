@@ -1,0 +1,103 @@
+"""Decoding: cached equals full, padding is remembered, garbage is never read, a full cache is never silent."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mha_kernels import CausalMask, WindowMask
+from mha_research import Alibi, MultiHeadAttention, RelativeBias, Rotary
+from tests.mha_research.attention.test_multi_head import build, close, normal, run
+
+B, L, D = 2, 7, 16
+SCHEMES = [None, Alibi(), Rotary(), RelativeBias(num_buckets=8, max_distance=5), RelativeBias("clipped", max_distance=2)]
+
+
+def decode_in_parts(m, x, cuts, keep=None, capacity=L, **options):
+    """Outputs of the parts of x (B, L, D) one after the other, and the cache at the end."""
+    cache, outputs = m.init_cache(x.shape[0], capacity), []
+    for start, stop in zip((0, *cuts), (*cuts, x.shape[1])):
+        part = None if keep is None else keep[:, start:stop]
+        output, cache = jax.jit(lambda x, c, part: m.decode(x, c, part, **options))(x[:, start:stop], cache, part)
+        outputs.append(output)
+    return jnp.concatenate(outputs, 1), cache
+
+
+@pytest.mark.parametrize("position", SCHEMES, ids=str)
+def test_cached_equals_full_with_padding_of_each_example(position):
+    m = build(D, 4, 2, position=position)
+    x = normal(1, B, L, D)
+    keep = jnp.arange(L)[None] >= jnp.array([[0], [3]])
+    full = run(m, x, mask=CausalMask(), key_padding_mask=keep)
+    cached, cache = decode_in_parts(m, x, (3, 4), keep, capacity=11)
+    assert cache.key.shape == (B, 11, 2, 4)
+    close(cached, full, 1e-5)
+
+
+def test_a_window_sees_positions_of_the_cache():
+    m = build(D, 4, 2, position=Rotary())
+    x = normal(1, B, L, D)
+    full = run(m, x, mask=WindowMask(2, 0))
+    close(decode_in_parts(m, x, (2, 5), mask=WindowMask(2, 0))[0], full, 1e-5)
+
+
+def test_what_lies_beyond_the_index_never_matters():
+    m = build(D, 4, 2, position=Alibi())
+    x = normal(1, B, L, D)
+    _, cache = m.decode(x[:, :3], m.init_cache(B, L))
+    clean, _ = m.decode(x[:, 3:5], cache)
+    beyond = (jnp.arange(L) >= 3)[None, :, None, None]
+    for garbage in (jnp.nan, jnp.inf, 1e30):
+        dirty = dataclasses.replace(
+            cache,
+            key=jnp.where(beyond, garbage, cache.key),
+            value=jnp.where(beyond, garbage, cache.value),
+            keep=cache.keep | beyond[..., 0, 0],
+        )
+        np.testing.assert_array_equal(m.decode(x[:, 3:5], dirty)[0], clean)
+
+
+def test_a_full_cache_raises_and_is_nan_under_jit():
+    m = build(D, 4)
+    x = normal(1, B, L, D)
+    _, cache = m.decode(x[:, :6], m.init_cache(B, 6))
+    with pytest.raises(ValueError, match="full: 6 of 6 slots are taken, 1 more"):
+        m.decode(x[:, 6:], cache)
+    with pytest.raises(ValueError, match="7 tokens do not fit into a cache of capacity 6"):
+        jax.jit(m.decode)(x, m.init_cache(B, 6))
+    step = jax.jit(m.decode)
+    for _ in range(2):
+        output, cache = step(x[:, 6:], cache)
+        assert np.isnan(output).all()
+
+
+@pytest.mark.parametrize(
+    "tokens, padding, words",
+    [
+        (np.zeros((3, 1, D)), None, "batch size 3, the cache was made for 2"),
+        (np.zeros((B, 1, 5)), None, "query must be"),
+        (np.zeros((B, 1, D)), np.ones((B, 2), bool), "key_padding_mask must be boolean"),
+        (np.zeros((B, 1, D)), np.ones((B, 1)), "key_padding_mask must be boolean"),
+    ],
+)
+def test_decode_refuses(tokens, padding, words):
+    m = MultiHeadAttention(D, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=words):
+        m.decode(jnp.asarray(tokens, jnp.float32), m.init_cache(B, 6), padding)
+    with pytest.raises(ValueError, match="capacity=0"):
+        m.init_cache(B, 0)
+
+
+def test_many_single_tokens_compile_once():
+    m = build(D, 4, 2, position=Alibi())
+    x = normal(1, B, 256, D)
+    step = jax.jit(m.decode)
+    cache, outputs = m.init_cache(B, 256), []
+    for t in range(256):
+        output, cache = step(x[:, t : t + 1], cache)
+        outputs.append(output)
+    assert step._cache_size() == 1
+    close(jnp.concatenate(outputs, 1), run(m, x, mask=CausalMask()), 1e-5)
