@@ -11,6 +11,7 @@ A driver knows how to visit tiles forward and backward. Here its two passes beco
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -179,7 +180,7 @@ def _fold_batch(size: int, arrays: Any, batched: Any) -> Any:
         whole = array if mapped else jnp.broadcast_to(array[None], (size, *array.shape))
         return whole.reshape(-1, *array.shape[2 if mapped else 1 :])
 
-    return jax.tree.map(fold, arrays, batched)
+    return _map(fold, arrays, batched)
 
 
 def _fold_aligned(size: int, arrays: Any, batched: Any, copies: bool = False) -> Any:
@@ -190,7 +191,13 @@ def _fold_aligned(size: int, arrays: Any, batched: Any, copies: bool = False) ->
             return array
         return _fold_batch(size, array, mapped)
 
-    return jax.tree.map(fold, arrays, batched)
+    return _map(fold, arrays, batched)
+
+
+def _map(fold: Callable[[Any, bool], Any], arrays: Any, batched: Any) -> Any:
+    """`tree.map` where the flags come with lists in place of tuples."""
+    leaves, structure = jax.tree.flatten(arrays)
+    return structure.unflatten(map(fold, leaves, jax.tree.leaves(batched)))
 
 
 def _unfold(size: int, arrays: Any) -> Any:
@@ -202,14 +209,17 @@ def _gradients(static: Static, inputs: Any, results: Any, cotangents: Any) -> An
     query, key, value, floats, others = inputs
     (output, rows), (output_cotangent, row_cotangents) = results, cotangents
     algebra = static.algebra(floats, others)
+    whole = dataclasses.replace(
+        algebra, sink=spread(algebra.sink, query.shape[0]), head_gate=spread(algebra.head_gate, query.shape[0])
+    )
     dtype = accumulation_dtype(query, key, value)
     by_head = output_cotangent.swapaxes(1, 2).astype(dtype)
     output_product = (by_head * output.swapaxes(1, 2).astype(dtype)).sum(axis=-1, keepdims=True)
     lse = rows["lse"]
     attended = jnp.where(lse == -jnp.inf, 0, 1).astype(dtype)
-    sink_share = 0 if algebra.sink is None else jnp.exp(algebra.sink.astype(dtype) - lse)
+    sink_share = 0 if algebra.sink is None else jnp.exp(whole.sink.astype(dtype) - lse)
     correction = tile.row_correction(output_product, rows, row_cotangents, attended - sink_share)
-    gated = tile.gated(by_head, algebra).swapaxes(1, 2)
+    gated = tile.gated(by_head, whole).swapaxes(1, 2)
     *gradients, floats = static.driver.backward(
         query, key, value, algebra, lse, correction, gated, row_cotangents, static.floating, static.precision
     )
@@ -217,10 +227,17 @@ def _gradients(static: Static, inputs: Any, results: Any, cotangents: Any) -> An
     if algebra.sink is not None:
         found = dataclasses.replace(found, sink=sum_to(-sink_share * correction, algebra.sink))
     if algebra.head_gate is not None:
-        gate = algebra.head_gate.astype(dtype)
+        gate = whole.head_gate.astype(dtype)
         per_row = jnp.where(gate == 0, 0, output_product / jnp.where(gate == 0, 1, gate))
         found = dataclasses.replace(found, head_gate=sum_to(per_row, algebra.head_gate))
     return *gradients, static.split(jax.tree.leaves(found))[0]
+
+
+def spread(leaf: Any, batch: int) -> Any:
+    """An aligned leaf (R, ...) with R dividing `batch` as (1 | batch, ...)."""
+    if leaf is None or leaf.shape[0] in (1, batch):
+        return leaf
+    return jnp.repeat(leaf, batch // leaf.shape[0], axis=0)
 
 
 def sum_to(rows: jax.Array, leaf: jax.Array) -> jax.Array:
