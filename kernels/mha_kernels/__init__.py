@@ -4,7 +4,7 @@ Arrays are laid out as in `jax.nn.dot_product_attention`: query (B, Q, H, E), ke
 """
 
 from mha_kernels.algebra import STATISTICS, HeadStatistics, Origin
-from mha_kernels.api import attention, attention_weights, attention_with_statistics
+from mha_kernels.api import attention, attention_weights, attention_with_statistics, explain, head_gram
 from mha_kernels.biases import (
     AlibiBias,
     Bias,
@@ -15,14 +15,18 @@ from mha_kernels.biases import (
     alibi_slopes,
     t5_bucket,
 )
+from mha_kernels.blockwise import Blockwise
+from mha_kernels.choice import Plan
 from mha_kernels.dropout import Dropout
 from mha_kernels.masks import CausalMask, DenseMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
 from mha_kernels.operands import axes
+from mha_kernels.swap import dot_product_attention
 
 __all__ = [
     "STATISTICS",
     "AlibiBias",
     "Bias",
+    "Blockwise",
     "CausalMask",
     "ClippedBias",
     "DenseBias",
@@ -33,6 +37,7 @@ __all__ = [
     "KeyPaddingMask",
     "Mask",
     "Origin",
+    "Plan",
     "SegmentMask",
     "T5Bias",
     "WindowMask",
@@ -41,5 +46,8 @@ __all__ = [
     "attention_weights",
     "attention_with_statistics",
     "axes",
+    "dot_product_attention",
+    "explain",
+    "head_gram",
     "t5_bucket",
 ]

@@ -19,8 +19,8 @@ from mha_kernels.masks import Mask
 class Origin(NamedTuple):
     """Where the given arrays lie in a larger whole: ints or traced scalars added to the four indices.
 
-    Positional masks, biases, dropout and statistics see index + origin; arrays are never indexed with it. Cached decoding
-    (query = tokens so far) and shards use it, so that a part computes what the whole would.
+    Positional masks, biases, dropout and statistics see index + origin; arrays are never indexed with it. Cached
+    decoding (query = tokens so far) and shards use it, so that a part computes what the whole would.
     """
 
     batch: Any = 0
@@ -30,7 +30,8 @@ class Origin(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Aligned int32: batch (B, 1, 1, 1) and head (1, H, 1, 1) indices, and the first query and key position (1, 1, 1, 1)."""
+    """Aligned int32: batch (B, 1, 1, 1) and head (1, H, 1, 1) indices, and the first query and key position (1, 1, 1,
+    1)."""
 
     batch: Any
     head: Any
@@ -63,7 +64,9 @@ def partition(algebra: Algebra, wanted: tuple[bool, ...]) -> tuple[list, Callabl
 
     def rebuild(replacements: Any) -> Algebra:
         new = iter(replacements)
-        return jax.tree.unflatten(structure, [next(new) if flag else leaf for leaf, flag in zip(leaves, wanted, strict=True)])
+        return jax.tree.unflatten(
+            structure, [next(new) if flag else leaf for leaf, flag in zip(leaves, wanted, strict=True)]
+        )
 
     return chosen, rebuild
 
@@ -85,11 +88,11 @@ STATISTICS = (
 class HeadStatistics:
     """What each head did at each query, (B, H, Q), float32 (float64 for float64 input); None where not asked for.
 
-    Of the probabilities p before gate and dropout: `lse` = log sum_j exp(s_j), the sink included; `entropy` = -sum_j p_j ln p_j
-    over keys, in nats; `max_probability`; `max_logit`; `distance` = sum_j p_j |i - j|; `sink_mass` = p on key 0;
-    `diagonal_mass` = p on key i; `previous_mass` = p on key i - 1. A query with no allowed key has 0 everywhere, except
-    -inf for lse (the sink's logit, if there is a sink) and max_logit. NaN for a head whose gate is zero: it did not run.
-    `max_probability` and `max_logit` carry no gradient; all others do.
+    Of the probabilities p before gate and dropout: `lse` = log sum_j exp(s_j), the sink included; `entropy` = -sum_j
+    p_j ln p_j over keys, in nats; `max_probability`; `max_logit`; `distance` = sum_j p_j |i - j|; `sink_mass` = p on
+    key 0; `diagonal_mass` = p on key i; `previous_mass` = p on key i - 1. A query with no allowed key has 0 everywhere,
+    except -inf for lse (the sink's logit, if there is a sink) and max_logit. NaN for a head whose gate is zero: it did
+    not run. `max_probability` and `max_logit` carry no gradient; all others do.
     """
 
     lse: jax.Array | None = None

@@ -4,11 +4,11 @@ from typing import Any
 
 import jax
 
-from mha_kernels import reference
+from mha_kernels import choice, gram, reference
 from mha_kernels.algebra import HeadStatistics, Origin
-from mha_kernels.blockwise import Blockwise
 from mha_kernels.checks import bundle, check_arrays, statistic_names
-from mha_kernels.transforms import run
+
+HERE = Origin()
 
 
 def attention(
@@ -23,11 +23,46 @@ def attention(
     sink: Any = None,
     head_gate: Any = None,
     dropout: Any = None,
-    origin: Origin = Origin(),
+    origin: Origin = HERE,
     precision: Any = None,
     implementation: Any = "auto",
 ) -> jax.Array:
-    """o = head_gate * sum_j dropout(softmax_j(softcap tanh(scale q.k_j / softcap) + bias)) v_j over the keys mask allows."""
+    """Multi-head attention, (B, Q, H, V) in the type of `query`.
+
+        s = scale * q_i . k_j                  scale defaults to 1 / sqrt(E)
+        s = softcap * tanh(s / softcap)
+        s = s + bias(b, h, i, j)               never multiplied by scale
+        p = softmax over the keys that mask allows (and the sink, if there is one)
+        o = head_gate[b, h] * sum_j dropout(p_j) v_j
+
+    Args:
+        query: (B, Q, H, E). key: (B, K, G, E). value: (B, K, G, V). H is a multiple of G; query head h uses key/value
+        head
+            h // (H / G). float16, bfloat16, float32 or float64; scores, softmax and sums are at least float32.
+        mask: a `Mask`, or a boolean array, True = may attend, of rank 2 (Q, K) or 4 (B|1, H|1, Q|1, K|1).
+        bias: a `Bias`, or a float array of rank 2 or 4 as for mask; -inf forbids a key.
+        scale, softcap: numbers or scalars. softcap is positive.
+        sink: (H,) logits that join the softmax, neither scaled, capped nor biased.
+        head_gate: (H,) or (B, H). A head whose gate is zero does no work, forward or backward; the gradient with
+        respect to
+            that zero is zero by definition, since the head did not run.
+        dropout: `Dropout(rate, key)`, applied to the normalised probabilities.
+        origin: where these arrays lie in a larger whole; see `Origin`.
+        precision: of the matrix products, as in `jax.lax.dot_general`.
+        implementation: "auto", "reference", "blockwise", "xla", "cudnn", or an object with tile sizes, e.g.
+            `Blockwise(query_tile=512, key_tile=256)`. "reference" has every transform; the others have grad, vmap, and
+            ("blockwise") jvp of grad.
+
+    A query that no key allows gives zeros and passes no gradient. What lies at keys that no query may attend, NaN
+    included, reaches no output and no gradient.
+
+    Raises:
+        ValueError: a shape, size, value or name does not fit, or the named implementation cannot do the job (and why).
+        TypeError: a type does not fit, e.g. an integer mask.
+
+    Source: Vaswani et al. 2017, "Attention is all you need", section 3.2; the layout is that of
+    `jax.nn.dot_product_attention`.
+    """
     output, _ = attention_with_statistics(
         query,
         key,
@@ -52,43 +87,74 @@ def attention_with_statistics(
     key: Any,
     value: Any,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    scale: Any = None,
-    softcap: Any = None,
-    sink: Any = None,
-    head_gate: Any = None,
-    dropout: Any = None,
-    origin: Origin = Origin(),
     precision: Any = None,
     implementation: Any = "auto",
     statistics: Any = None,
+    **operands: Any,
 ) -> tuple[jax.Array, HeadStatistics]:
-    """As `attention`, and `HeadStatistics` computed with it; `statistics` names those wanted, None all."""
+    """As `attention`, with what each head did at each query: `HeadStatistics`, computed in the same pass in O(L)
+    memory.
+
+    Args:
+        statistics: names of those wanted, among `STATISTICS`; None for all. The others are None in the result.
+        query, key, value, operands: the arguments of `attention`.
+
+    Raises:
+        ValueError, TypeError: as `attention`; ValueError for an unknown statistic.
+    """
     query, key, value = check_arrays(query, key, value)
-    algebra = bundle(
-        query,
-        key,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        sink=sink,
-        head_gate=head_gate,
-        dropout=dropout,
-        origin=origin,
-    )
-    names = statistic_names(statistics)
-    if implementation == "blockwise" or isinstance(implementation, Blockwise):
-        driver = implementation if isinstance(implementation, Blockwise) else Blockwise()
-        return run(driver, query, key, value, algebra, names, precision)
-    return reference.attend(query, key, value, algebra, names, precision)
+    algebra = bundle(query, key, **operands)
+    return choice.attend(implementation, query, key, value, algebra, statistic_names(statistics), precision)
 
 
-def attention_weights(
-    query: Any, key: Any, *, mask: Any = None, bias: Any = None, scale: Any = None, softcap: Any = None, sink: Any = None
-) -> jax.Array:
-    """The probabilities (B, H, Q, K), before gate and dropout: dense, for looking at."""
+def explain(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    implementation: Any = "auto",
+    statistics: Any = (),
+    precision: Any = None,
+    **operands: Any,
+) -> choice.Plan:
+    """Which implementation `attention` would run on these arguments, its tile sizes, and why each other one declines.
+
+    Shapes and types suffice: arrays may be `jax.ShapeDtypeStruct` inside `jax.eval_shape`, or tracers. Raises as
+    `attention`.
+    """
+    del precision
+    query, key, value = check_arrays(query, key, value)
+    algebra = bundle(query, key, **operands)
+    return choice.plan(implementation, query, key, value, algebra, statistic_names(statistics))
+
+
+def attention_weights(query: Any, key: Any, **operands: Any) -> jax.Array:
+    """The probabilities p (B, H, Q, K) before gate and dropout: dense, for looking at. float32 or float64.
+
+    Args:
+        query, key: as in `attention`. operands: mask, bias, scale, softcap, sink, origin, as there.
+
+    Raises:
+        ValueError, TypeError: as `attention`.
+    """
     query, key = check_arrays(query, key)
-    algebra = bundle(query, key, mask=mask, bias=bias, scale=scale, softcap=softcap, sink=sink)
-    return reference.weights(query, key, algebra, None)
+    return reference.weights(query, key, bundle(query, key, **operands), None)
+
+
+def head_gram(query: Any, key: Any, **operands: Any) -> jax.Array:
+    """G[b, a, c] = sum_ij p_a(i, j) p_c(i, j), (B, H, H): how much heads a and c attend to the same places.
+
+    Its diagonal holds squared norms, so G[a, c] / sqrt(G[a, a] G[c, c]) is the cosine between two attention maps. No Q
+    x K memory: tiles of all heads are made, multiplied and forgotten. It has no reverse-mode gradient.
+
+    Args:
+        query, key: as in `attention`. operands: mask, bias, scale, softcap, sink, origin, as there.
+
+    Raises:
+        ValueError, TypeError: as `attention`.
+
+    Source: the D_pos of Li et al. 2018, "Multi-head attention with disagreement regularization", is -1/H^2 times its
+    sum.
+    """
+    query, key = check_arrays(query, key)
+    return gram.gram(query, key, bundle(query, key, **operands))

@@ -1,7 +1,7 @@
 """Biases: what is added to a score, decided tile by tile from head and positions.
 
-A bias is one method, `tile`, written with arithmetic, comparisons, selects and `at.lookup`, so that the same lines run in
-the dense reference, on a CPU tile and inside a Pallas kernel; its gradient is taken through that method on the tile.
+A bias is one method, `tile`, written with arithmetic, comparisons, selects and `at.lookup`, so that the same lines run
+in the dense reference, on a CPU tile and inside a Pallas kernel; its gradient is taken through that method on the tile.
 `constant` may promise that the bias has one value on a whole tile, which then takes a scalar path.
 """
 
@@ -29,7 +29,9 @@ class Bias(Operand):
 
     def __add__(self, other: "Bias") -> "Bias":
         if not isinstance(other, Bias):
-            raise TypeError(f"bias + {type(other).__name__}: expected a Bias on both sides (DenseBias(array) for an array)")
+            raise TypeError(
+                f"bias + {type(other).__name__}: expected a Bias on both sides (DenseBias(array) for an array)"
+            )
         return SumBias(self.parts() + other.parts())
 
 
@@ -42,7 +44,7 @@ class SumBias(Bias):
     def forbids(self) -> bool:  # type: ignore[override]
         return any(bias.forbids for bias in self.biases)
 
-    def parts(self) -> tuple[Bias, ...]:
+    def parts(self) -> tuple[Any, ...]:
         return self.biases
 
     def tile(self, at: Tile) -> jax.Array:
@@ -105,16 +107,16 @@ def t5_bucket(relative_position: Any, bidirectional: bool, num_buckets: int = 32
     """The T5 bucket of relative_position = key - query, any integer shape, as int32 in [0, num_buckets).
 
     Distances below half of a side's buckets have a bucket each, then log-spaced up to max_distance. Bidirectional: keys
-    ahead use the upper half of the buckets; otherwise keys ahead share bucket 0. The bucket edges are computed on the host
-    in float64, so that no device rounds a distance across an edge, and the bucket is a count of edges passed: only
+    ahead use the upper half of the buckets; otherwise keys ahead share bucket 0. The bucket edges are computed on the
+    host in float64, so that no device rounds a distance across an edge, and the bucket is a count of edges passed: only
     comparisons, which every accelerator compiles. Raffel et al. 2020 (T5), as in the t5x code.
     """
     side = num_buckets // 2 if bidirectional else num_buckets
     exact = side // 2
     if exact < 1 or max_distance <= exact:
         raise ValueError(
-            f"num_buckets {num_buckets}, max_distance {max_distance}: expected num_buckets >= {4 if bidirectional else 2} "
-            f"and max_distance > {exact}, the number of exact buckets"
+            f"num_buckets {num_buckets}, max_distance {max_distance}: expected num_buckets >= "
+            f"{4 if bidirectional else 2} and max_distance > {exact}, the number of exact buckets"
         )
     relative_position = jnp.asarray(relative_position, jnp.int32)
     distance = jnp.abs(relative_position) if bidirectional else jnp.maximum(-relative_position, 0)
@@ -176,8 +178,8 @@ class DenseBias(Bias):
 def alibi_slopes(num_heads: int) -> jax.Array:
     """ALiBi's slopes, float32 (H,): 2^(-8 k / H) for k = 1..H when H is a power of two.
 
-    Otherwise the slopes of the power of two below, then every second slope of twice that count, as the authors' code does.
-    E.g. 8 heads: 1/2, 1/4, ..., 1/256. Press, Smith and Lewis 2022, section 3 and its published code.
+    Otherwise the slopes of the power of two below, then every second slope of twice that count, as the authors' code
+    does. E.g. 8 heads: 1/2, 1/4, ..., 1/256. Press, Smith and Lewis 2022, section 3 and its published code.
 
     Raises:
         ValueError: num_heads is not a positive integer.

@@ -1,11 +1,12 @@
 """Attention over tiles in pure JAX: O(L) memory forward and backward, empty tiles skipped. The path for CPUs.
 
-For each block of (b, h) programs and each tile of queries, over the tiles of keys: one matrix product, the tile functions,
-one more product. The backward pass recomputes the scores and visits the same tiles with keys outside, so that the
-gradients of a tile of keys and values are summed where they are made. Loops run one after the other; matrix products and
-elementwise work use the cores. Every sum has a fixed order, so results are bitwise repeatable.
+For each block of (b, h) programs and each tile of queries, over the tiles of keys: one matrix product, the tile
+functions, one more product. The backward pass recomputes the scores and visits the same tiles with keys outside, so
+that the gradients of a tile of keys and values are summed where they are made. Loops run one after the other; matrix
+products and elementwise work use the cores. Every sum has a fixed order, so results are bitwise repeatable.
 
-It has grad and jvp of grad (Hessian-vector products), both in O(L) memory; for jvp alone or grad of grad use "reference".
+It has grad and jvp of grad (Hessian-vector products), both in O(L) memory; for jvp alone or grad of grad use
+"reference".
 """
 
 import dataclasses
@@ -36,6 +37,15 @@ class Blockwise:
         for name, size in dataclasses.asdict(self).items():
             if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
                 raise ValueError(f"Blockwise {name} is {size!r}; expected a positive integer or None")
+
+    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
+        """It can do everything."""
+        return None
+
+    def tiles(self, query: Any, key: Any) -> dict[str, int]:
+        """The sizes that `tiling.choose` settles on."""
+        grid = choose(self, query, key)
+        return {"query_tile": grid.query_tile, "key_tile": grid.key_tile, "programs": grid.programs}
 
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
@@ -108,7 +118,14 @@ def _by_head(grid: Grid, query: Any, key: Any, value: Any) -> tuple[jax.Array, .
 
 
 def _forward_block(
-    grid: Grid, programs: Programs, arrays: Any, algebra: Algebra, statistics: Any, dtype: Any, precision: Any, results: Any
+    grid: Grid,
+    programs: Programs,
+    arrays: Any,
+    algebra: Algebra,
+    statistics: Any,
+    dtype: Any,
+    precision: Any,
+    results: Any,
 ) -> Any:
     """Output and rows of one block of programs, written into `results`."""
     queries, keys, values = programs.load(arrays, dtype)
@@ -139,14 +156,14 @@ def _forward_tile(
 ) -> tuple[tile.Softmax, jax.Array]:
     """A tile of keys taken into the running softmax and the sum of values."""
     state, summed = carry
-    query, key, value = _clean(query, key, value, at, algebra)
+    query, key, value = clean(query, key, value, at, algebra)
     product = jnp.einsum("pqe,pke->pqk", query, key, precision=precision)
     state, weights, decay = tile.softmax_update(state, tile.tile_scores(product, at, algebra), at)
     weights = tile.dropped(weights, at, algebra)
     return state, summed * decay + jnp.einsum("pqk,pkv->pqv", weights, value, precision=precision)
 
 
-def _clean(query: Any, key: Any, value: Any, at: Tile, algebra: Algebra) -> tuple[jax.Array, jax.Array, jax.Array]:
+def clean(query: Any, key: Any, value: Any, at: Tile, algebra: Algebra) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The tile's rows with those in no allowed pair set to zero, whatever they hold."""
     allowed = tile.tile_allowed(at, algebra)
     if allowed is None:
@@ -208,7 +225,7 @@ def _backward_tile(
     """What one tile adds to the gradients of its queries, keys and values and of the wanted leaves of the algebra."""
     output_cotangent, lse, correction, cotangents = row
     algebra = simplify(part)
-    query, key, value = _clean(query, key, value, at, algebra)
+    query, key, value = clean(query, key, value, at, algebra)
     product = jnp.einsum("pqe,pke->pqk", query, key, precision=precision)
     chosen, rebuild = partition(part, wanted)
 

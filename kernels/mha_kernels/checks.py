@@ -1,16 +1,18 @@
 """Reads the arguments of `attention`: checks each, says what is wrong with it, and bundles them into an `Algebra`."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_kernels.algebra import STATISTICS, Algebra, Origin, Positions
 from mha_kernels.biases import Bias, DenseBias
 from mha_kernels.dropout import Dropout, seed_of
 from mha_kernels.masks import DenseMask, Mask
-from mha_kernels.operands import Operand, align, align_array
+from mha_kernels.operands import Operand, align, align_array, known
 
 
 def check_arrays(query: Any, key: Any, value: Any = None) -> tuple[jax.Array, ...]:
@@ -75,12 +77,14 @@ def bundle(
         mask=align(_operand("mask", mask, Mask, DenseMask), sizes, "mask"),
         bias=align(_operand("bias", bias, Bias, DenseBias), sizes, "bias"),
         sink=align_array(sink, "H", "float", sizes, "sink"),
-        head_gate=None if head_gate is None else align_array(head_gate, _gate_axes(head_gate), "float", sizes, "head_gate"),
+        head_gate=None
+        if head_gate is None
+        else align_array(head_gate, _gate_axes(head_gate), "float", sizes, "head_gate"),
         dropout=_dropout(dropout, sizes),
     )
 
 
-def _operand(name: str, given: Any, kind: type[Operand], dense: type[Operand]) -> Any:
+def _operand(name: str, given: Any, kind: type[Operand], dense: Callable[[Any], Operand]) -> Any:
     if given is None or isinstance(given, kind):
         return given
     if isinstance(given, Operand):
@@ -90,7 +94,9 @@ def _operand(name: str, given: Any, kind: type[Operand], dense: type[Operand]) -
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} is {type(given).__name__}; expected a {kind.__name__} or an array") from error
     if kind is Mask and array.dtype != jnp.bool_:
-        raise TypeError(f"mask has dtype {array.dtype}; expected bool (True = may attend), or pass numbers to add as bias")
+        raise TypeError(
+            f"mask has dtype {array.dtype}; expected bool (True = may attend), or pass numbers to add as bias"
+        )
     return dense(array)
 
 
@@ -102,7 +108,7 @@ def _gate_axes(gate: Any) -> str:
 
 
 def _scalar(name: str, value: Any, positive: bool = False) -> jax.Array:
-    array = jnp.asarray(value)
+    array = known(value)
     if array.shape != ():
         raise ValueError(f"{name} has shape {array.shape}; expected a number")
     if not jnp.issubdtype(array.dtype, jnp.number) or jnp.issubdtype(array.dtype, jnp.complexfloating):
@@ -129,12 +135,13 @@ def _positions(origin: Any, batch: int, heads: int) -> Positions:
         raise TypeError(f"origin is {origin!r}; expected an Origin(batch, head, query, key)")
     starts = []
     for name, value in origin._asdict().items():
-        start = jnp.asarray(value)
+        start = known(value)
         if start.shape != () or not jnp.issubdtype(start.dtype, jnp.integer):
             raise TypeError(f"origin.{name} has dtype {start.dtype} and shape {start.shape}; expected an integer")
         starts.append(start.astype(jnp.int32).reshape(1, 1, 1, 1))
-    batches = starts[0] + jnp.arange(batch, dtype=jnp.int32).reshape(-1, 1, 1, 1)
-    return Positions(batches, starts[1] + jnp.arange(heads, dtype=jnp.int32).reshape(1, -1, 1, 1), starts[2], starts[3])
+    batches = starts[0] + np.arange(batch, dtype=np.int32).reshape(-1, 1, 1, 1)
+    indices = starts[1] + np.arange(heads, dtype=np.int32).reshape(1, -1, 1, 1)
+    return Positions(batches, indices, starts[2], starts[3])
 
 
 def statistic_names(names: Any) -> tuple[str, ...]:

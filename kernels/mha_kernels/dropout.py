@@ -61,7 +61,8 @@ def _unsigned(position: Any) -> jax.Array:
 def _mix(x: jax.Array) -> jax.Array:
     """A bijection of uint32 in which every input bit flips every output bit with probability close to 1/2.
 
-    Two rounds of xor-shift and multiply, with the constants that C. Wellons' hash-prospector found to have the least bias.
+    Two rounds of xor-shift and multiply, with the constants that C. Wellons' hash-prospector found to have the least
+    bias.
     """
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)

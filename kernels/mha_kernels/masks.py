@@ -31,7 +31,9 @@ class Mask(Operand):
 
     def __and__(self, other: "Mask") -> "Mask":
         if not isinstance(other, Mask):
-            raise TypeError(f"mask & {type(other).__name__}: expected a Mask on both sides (DenseMask(array) for an array)")
+            raise TypeError(
+                f"mask & {type(other).__name__}: expected a Mask on both sides (DenseMask(array) for an array)"
+            )
         return AndMask(self.parts() + other.parts())
 
 
@@ -40,7 +42,7 @@ class AndMask(Mask):
 
     masks: tuple[Mask, ...] = joined()
 
-    def parts(self) -> tuple[Mask, ...]:
+    def parts(self) -> tuple[Any, ...]:
         return self.masks
 
     def allowed(self, at: Tile) -> jax.Array:

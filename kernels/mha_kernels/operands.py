@@ -1,21 +1,24 @@
 """How masks, biases and every other operand of the algebra are laid out, sliced and carried through transforms.
 
-An operand is a small frozen dataclass and a pytree. Each of its array fields names its axes with the project's alphabet:
+An operand is a small frozen dataclass and a pytree. Each of its array fields names its axes with the project's
+alphabet:
 
     class AlibiBias(Bias):
         slopes: jax.Array = axes("H")
 
-B batch, H heads, Q query length, K key length; any other letter is a trailing axis of the operand's own (the entries of a
-table). Because every field says what its axes mean, one generic rule serves all operands: `align` gives every array the
-shape (B|1, H|1, Q|1, K|1, ...), and from there broadcasting (reference), slicing to a tile (blockwise, kernels), folding
-under `vmap` and sharding are each one `tree.map` with no knowledge of the operand at hand.
+B batch, H heads, Q query length, K key length; any other letter is a trailing axis of the operand's own (the entries of
+a table). Because every field says what its axes mean, one generic rule serves all operands: `align` gives every array
+the shape (B|1, H|1, Q|1, K|1, ...), and from there broadcasting (reference), slicing to a tile (blockwise, kernels),
+folding under `vmap` and sharding are each one `tree.map` with no knowledge of the operand at hand.
 """
 
 import dataclasses
-from typing import Any, Callable, NamedTuple, dataclass_transform
+from collections.abc import Callable
+from typing import Any, NamedTuple, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 ALIGNED_AXES = "BHQK"
 
@@ -48,7 +51,7 @@ class Operand:
         static = [field.name for field in fields if field.name not in arrays]
         jax.tree_util.register_dataclass(cls, data_fields=arrays, meta_fields=static)
 
-    def parts(self) -> tuple["Operand", ...]:
+    def parts(self) -> tuple[Any, ...]:
         """The operands this one is joined from; itself for a simple one."""
         return (self,)
 
@@ -56,9 +59,9 @@ class Operand:
 class Tile(NamedTuple):
     """Where the entries of a tile of scores lie in the whole problem, origin included.
 
-    batch, head: int32, one per tile (shape broadcastable to the tile). query, key: int32 positions that broadcast to the
-    tile, e.g. (Qt, 1) and (1, Kt). query_span, key_span: first and last position as scalars, for deciding what kind of
-    tile this is. lookup(table, index): entries of a table by index; each driver gives the form its machine can run.
+    batch, head: int32, one per tile (shape broadcastable to the tile). query, key: int32 positions that broadcast to
+    the tile, e.g. (Qt, 1) and (1, Kt). query_span, key_span: first and last position as scalars, for deciding what kind
+    of tile this is. lookup(table, index): entries of a table by index; each driver gives the form its machine can run.
     end: one past the last real key position, where the tile may hold padding beyond it.
     """
 
@@ -123,6 +126,14 @@ def align(operand: Any, sizes: dict[str, int], name: str) -> Any:
     return dataclasses.replace(operand, **values)
 
 
+def known(value: Any) -> Any:
+    """A JAX array as it is; anything else as a NumPy array of JAX's default type: known while tracing."""
+    if isinstance(value, jax.Array):
+        return value
+    array = np.asarray(value)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
 KINDS = {"float": jnp.floating, "int": jnp.integer, "bool": jnp.bool_}
 
 
@@ -130,7 +141,7 @@ def align_array(value: Any, letters: str, kind: str, sizes: dict[str, int], labe
     """Reshapes one array whose axes are `letters` to (B|1, H|1, Q|1, K|1, ...); see `align`."""
     if value is None:
         return None
-    array = jnp.asarray(value)
+    array = known(value)
     if not jnp.issubdtype(array.dtype, KINDS[kind]):
         raise TypeError(f"{label} has dtype {array.dtype}; expected {kind}")
     if letters == ALIGNED_AXES and array.ndim == 2:

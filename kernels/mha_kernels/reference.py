@@ -3,6 +3,7 @@
 O(Q K) memory. Plain differentiable JAX, so it has every transform: grad, jvp, grad of grad, vmap.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -45,25 +46,35 @@ def clean_keys(rows: Any, allowed: Any) -> Any:
     return tile.keep_used(rows.swapaxes(1, 2), together, axis=-2).swapaxes(1, 2)
 
 
-def attend(
-    query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
-) -> tuple[jax.Array, HeadStatistics]:
-    """Output (B, Q, H, V) in the query's type, and the requested statistics (B, H, Q)."""
-    (batch, _, heads, _), (_, _, groups, width) = query.shape, value.shape
-    scores, at = dense_scores(query, key, algebra, precision)
-    value = clean_keys(value, scores > -jnp.inf).astype(scores.dtype)
-    start = tile.softmax_start((*scores.shape[:-1], 1), scores.dtype, statistics)
-    state, weights, _ = tile.softmax_update(start, scores, at)
-    weights = tile.dropped(weights, at, algebra).reshape(batch, groups, heads // groups, *scores.shape[2:])
-    values = jnp.einsum("bgrqk,bkgv->bgrqv", weights, value, precision=precision)
-    values = values.reshape(batch, heads, -1, width)
-    output, results, _ = tile.softmax_finish(state, values, algebra, statistics)
-    return output.swapaxes(1, 2).astype(query.dtype), tile.statistics_of(results, statistics, algebra)
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The implementation named "reference"."""
+
+    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
+        """It can do everything."""
+        return None
+
+    def attend(
+        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+    ) -> tuple[jax.Array, HeadStatistics]:
+        """Output (B, Q, H, V) in the query's type, and the requested statistics (B, H, Q)."""
+        (batch, _, heads, _), (_, _, groups, width) = query.shape, value.shape
+        scores, at = dense_scores(query, key, algebra, precision)
+        value = clean_keys(value, scores > -jnp.inf).astype(scores.dtype)
+        start = tile.softmax_start((*scores.shape[:-1], 1), scores.dtype, statistics)
+        state, weights, _ = tile.softmax_update(start, scores, at)
+        weights = tile.dropped(weights, at, algebra).reshape(batch, groups, heads // groups, *scores.shape[2:])
+        values = jnp.einsum("bgrqk,bkgv->bgrqv", weights, value, precision=precision)
+        values = values.reshape(batch, heads, -1, width)
+        output, results, _ = tile.softmax_finish(state, values, algebra, statistics)
+        return output.swapaxes(1, 2).astype(query.dtype), tile.statistics_of(results, statistics, algebra)
 
 
 def weights(query: Any, key: Any, algebra: Algebra, precision: Any) -> jax.Array:
     """Probabilities (B, H, Q, K), before gate and dropout."""
     scores, at = dense_scores(query, key, algebra, precision)
-    state, exponentials, _ = tile.softmax_update(tile.softmax_start((*scores.shape[:-1], 1), scores.dtype, ()), scores, at)
+    state, exponentials, _ = tile.softmax_update(
+        tile.softmax_start((*scores.shape[:-1], 1), scores.dtype, ()), scores, at
+    )
     share, _, _ = tile.softmax_finish(state, jnp.ones_like(state.total), algebra, ())
     return exponentials * share

@@ -1,8 +1,8 @@
 """The mathematics of attention on one tile: the only place where it is written.
 
-Pure functions of arrays and positions. A driver (reference, blockwise, Pallas) brings a tile of q.k products and the slice
-of the `Algebra` that belongs to it, calls these, multiplies by value tiles, and stores. Arrays are (..., Qt, Kt) for a tile
-and (..., Qt, 1) for its rows; the leading axes, if any, are several (batch, head) pairs at once.
+Pure functions of arrays and positions. A driver (reference, blockwise, Pallas) brings a tile of q.k products and the
+slice of the `Algebra` that belongs to it, calls these, multiplies by value tiles, and stores. Arrays are (..., Qt, Kt)
+for a tile and (..., Qt, 1) for its rows; the leading axes, if any, are several (batch, head) pairs at once.
 
     s = softcap(scale * q.k) + bias, -inf where the mask forbids           tile_scores
     m, l, sum_j e_j x_j   with e = exp(s - m), over tiles of keys          softmax_update
@@ -118,7 +118,8 @@ def dropped(weights: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
 def softmax_finish(
     state: Softmax, values: jax.Array, algebra: Algebra, statistics: tuple[str, ...]
 ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
-    """Normalises: the state and sum_j e_j v_j (..., Qt, V) become the head's output, its statistics and lse (..., Qt, 1)."""
+    """Normalises: the state and sum_j e_j v_j (..., Qt, V) become the head's output, its statistics and lse (..., Qt,
+    1)."""
     some = state.total > 0
     total = jnp.where(some, state.total, 1)
     log_total = jnp.log(total)
@@ -184,7 +185,8 @@ def score_gradient(
 ) -> jax.Array:
     """The cotangent of a tile of scores.
 
-    value_product: (gated) output cotangent . v, the cotangent of the dropped probabilities. correction: of `row_correction`.
+    value_product: (gated) output cotangent . v, the cotangent of the dropped probabilities. correction: of
+    `row_correction`.
     """
     gradient = dropped(value_product, at, algebra) - correction
     for name, cotangent in cotangents.items():

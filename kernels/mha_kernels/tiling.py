@@ -17,7 +17,6 @@ from mha_kernels.biases import CornerBias
 from mha_kernels.operands import Tile, lookup_by_gather
 from mha_kernels.transforms import vary, varying_axes
 
-
 Work = Callable[..., Any]
 
 
@@ -31,17 +30,18 @@ def _starts(*indices: Any) -> tuple[jax.Array, ...]:
 
 
 class Programs(NamedTuple):
-    """A block of P programs: `index` (P,) counts (b, h) pairs as b * H + h; `start` is its first where it is a range."""
+    """A block of P programs: `members` (P,) count (b, h) pairs as b * H + h; `start` is its first where it is a
+    range."""
 
     grid: "Grid"
-    index: jax.Array
+    members: jax.Array
     start: Any
 
     def batch(self) -> jax.Array:
-        return self.index // self.grid.heads
+        return self.members // self.grid.heads
 
     def head(self) -> jax.Array:
-        return self.index % self.grid.heads
+        return self.members % self.grid.heads
 
     def shared(self) -> jax.Array:
         """(P,): which key/value head, counted as b * G + g, each program reads."""
@@ -50,8 +50,8 @@ class Programs(NamedTuple):
     def rows(self, array: jax.Array) -> jax.Array:
         """(P, L, ...) from (B H, L, ...)."""
         if self.start is None:
-            return _take(array, self.index)
-        return lax.dynamic_slice_in_dim(array, self.start, len(self.index))
+            return _take(array, self.members)
+        return lax.dynamic_slice_in_dim(array, self.start, len(self.members))
 
     def shared_rows(self, array: jax.Array) -> jax.Array:
         """(P, L, ...) from (B G, L, ...)."""
@@ -60,18 +60,22 @@ class Programs(NamedTuple):
     def load(self, arrays: Any, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Query, key and value (P, L, ...) of the block, in the type of the accumulation."""
         query, key, value = arrays
-        return self.rows(query).astype(dtype), self.shared_rows(key).astype(dtype), self.shared_rows(value).astype(dtype)
+        return (
+            self.rows(query).astype(dtype),
+            self.shared_rows(key).astype(dtype),
+            self.shared_rows(value).astype(dtype),
+        )
 
     def store(self, arrays: Any, tiles: Any, row: Any) -> Any:
         """Writes tiles (P, T, ...) at (program, row) of arrays (B H, L, ...)."""
         return jax.tree.map(
-            lambda array, new: _store(array, new.astype(array.dtype), self.index, self.start, row), arrays, tiles
+            lambda array, new: _store(array, new.astype(array.dtype), self.members, self.start, row), arrays, tiles
         )
 
     def add_shared(self, array: jax.Array, tiles: jax.Array, row: Any) -> jax.Array:
         """Adds tiles (P, T, ...) at (key/value head, row) of an array (B G, L, ...): heads of a group are summed."""
         if self.grid.heads == self.grid.groups:
-            return _store(array, tiles.astype(array.dtype), self.index, self.start, row)
+            return _store(array, tiles.astype(array.dtype), self.members, self.start, row)
         for program, place in enumerate(self.shared()):
             where = _starts(place, row, *(0 for _ in array.shape[2:]))
             old = lax.dynamic_slice(array, where, (1, *tiles.shape[1:]))
@@ -141,6 +145,7 @@ class Grid:
 
     def pad_algebra(self, algebra: Algebra) -> Algebra:
         """The algebra with its per-query and per-key arrays padded to whole tiles, and padded keys forbidden."""
+
         def pad(leaf: jax.Array) -> jax.Array:
             lengths = {axis: size for axis, size in ((2, self.padded_q), (3, self.padded_k)) if leaf.shape[axis] > 1}
             return _pad(leaf, lengths, 0)
@@ -187,7 +192,10 @@ class Grid:
         tail = (i * sizes[2], j * sizes[3], *(0 for _ in rest))
         if rows == heads == 1:
             return [_starts(0, 0, *tail)], sizes
-        row, head = programs.batch() * rows // self.batch, programs.head() if heads > 1 else jnp.zeros_like(programs.index)
+        row, head = (
+            programs.batch() * rows // self.batch,
+            programs.head() if heads > 1 else jnp.zeros_like(programs.members),
+        )
         return [_starts(row[p], head[p], *tail) for p in range(self.programs)], sizes
 
     @staticmethod
@@ -221,9 +229,11 @@ class Grid:
         if algebra.mask is None:
             return 0, count
         part = self.part(dataclasses.replace(algebra, bias=None), programs, 0, 0)
+        assert part.mask is not None
         low, high = part.mask.distances()  # of key - query, in positions
         shift = part.positions.key - part.positions.query
-        first, last = 0, count
+        first: Any = 0
+        last: Any = count
         if not keys:
             low, high, shift = None if high is None else -high, None if low is None else -low, -shift
         if low is not None:
@@ -245,8 +255,8 @@ class Grid:
     def visit(self, algebra: Algebra, programs: Programs, i: Any, j: Any, work: Work, carry: Any) -> Any:
         """work(at, part, simplify, carry) on tile (i, j), which is skipped when empty.
 
-        `simplify` maps the part to what has to be computed: without mask where the tile is full and with the bias at one
-        entry where it is constant, else itself.
+        `simplify` maps the part to what has to be computed: without mask where the tile is full and with the bias at
+        one entry where it is constant, else itself.
         """
         part = self.part(algebra, programs, i, j)
         at = self.at(part, i, j)
@@ -297,7 +307,7 @@ def _pad(array: jax.Array, lengths: dict[int, int], fill: float) -> jax.Array:
 LARGEST = {"query": 1024, "key": 512}
 
 
-def choose(requested: Any, query: jax.Array, key: jax.Array) -> Grid:
+def choose(requested: Any, query: jax.Array, key: jax.Array, programs: int | None = None) -> Grid:
     """The grid for query (B, Q, H, E) and key (B, K, G, E): tile sizes as requested, else by rule.
 
     The rule: as few tiles as a largest size allows, all of one size; and as many programs together as keep a block of
@@ -306,8 +316,9 @@ def choose(requested: Any, query: jax.Array, key: jax.Array) -> Grid:
     (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
     query_tile = _tile(length_q, requested.query_tile, LARGEST["query"])
     key_tile = _tile(length_k, requested.key_tile, LARGEST["key"])
-    room = max(1, 2**18 // (query_tile * key_tile))
-    programs = max(count for count in range(1, min(room, batch * heads) + 1) if batch * heads % count == 0)
+    if programs is None:
+        room = max(1, 2**18 // (query_tile * key_tile))
+        programs = max(count for count in range(1, min(room, batch * heads) + 1) if batch * heads % count == 0)
     return Grid(batch, heads, groups, length_q, length_k, query_tile, key_tile, programs, varying_axes(query))
 
 

@@ -5,7 +5,8 @@ A driver knows how to visit tiles forward and backward. Here its two passes beco
 - `custom_vjp`: the backward pass recomputes probabilities from the stored log-sum-exp, so memory stays O(L). What needs
   only rows, not tiles (the gradients of the sink and of the gates), is done here once.
 - `custom_vmap`: a mapped axis is folded into B, so closed gates still skip and dropout stays what a loop gives.
-- Variance: operands that are the same on every shard are marked as varying before the call; the transpose of that mark is
+- Variance: operands that are the same on every shard are marked as varying before the call; the transpose of that mark
+is
   the sum over shards which their gradients need.
 """
 
@@ -197,7 +198,7 @@ def _fold_aligned(size: int, arrays: Any, batched: Any, copies: bool = False) ->
 def _map(fold: Callable[[Any, bool], Any], arrays: Any, batched: Any) -> Any:
     """`tree.map` where the flags come with lists in place of tuples."""
     leaves, structure = jax.tree.flatten(arrays)
-    return structure.unflatten(map(fold, leaves, jax.tree.leaves(batched)))
+    return jax.tree.unflatten(structure, map(fold, leaves, jax.tree.leaves(batched)))
 
 
 def _unfold(size: int, arrays: Any) -> Any:
