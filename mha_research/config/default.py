@@ -51,6 +51,7 @@ def _initializer(doc: str) -> Choice:
         {
             "xavier_uniform": {},
             "orthogonal": {},
+            "identity": {},
             "svd_decay": {
                 "rate": optional(float, "ratio of successive singular values (0.95)"),
                 "match_norm": optional(bool, "scale to the Frobenius norm of xavier_uniform (False)"),
@@ -84,12 +85,13 @@ ATTENTION: Schema = {
         "rotary",
         {
             "none": {},
-            "rotary": {"base": _BASE},
+            "rotary": {"base": _BASE, "interleaved": optional(bool, "pairs are neighbours, as in the paper (False)")},
             "alibi": {"trainable": optional(bool, "learn the slopes (False)")},
             "relative": {
-                "kind": optional(str, "relative bias", ("t5", "clipped")),
+                "kind": optional(str, "T5 buckets, clipped or full distance (t5)", ("t5", "clipped", "distance")),
                 "num_buckets": optional(int, "T5 buckets (32)"),
                 "max_distance": optional(int, "distance of the last bucket, or of the clip (128)"),
+                "shared": optional(bool, "one table for all heads (False)"),
             },
         },
         "positions inside the attention",
@@ -101,9 +103,19 @@ ATTENTION: Schema = {
     "dropout_rate": field(0.0, "probability that a normalised attention weight is dropped"),
     "drop_head": Choice(
         "none",
-        {"none": {}, "drop_head": {"rate": optional(float, "probability that a head is dropped")}},
+        {
+            "none": {},
+            "drop_head": {
+                "rate": optional(float, "probability that a head is dropped, at the end of the schedule"),
+                "schedule": optional(str, "of the rate (constant)", ("constant", "linear", "v_shaped")),
+                "steps": optional(int, "length of the schedule, required by all but constant"),
+                "start_rate": optional(float, "rate at the start (linear 0, v_shaped rate)"),
+            },
+        },
         "dropping of whole heads",
     ),
+    "packed": field(False, "query, key and value in one matrix product; starts and trains alike"),
+    "adapter_features": optional(int, "width of a bottleneck adapter on the output"),
     "gate_output": field(False, "a sigmoid gate on each head's output"),
     "add_bias_kv": field(False, "a learned key and value appended to the sequence"),
     "add_zero_attention": field(False, "a zero key and value appended to the sequence"),

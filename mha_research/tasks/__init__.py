@@ -1,9 +1,11 @@
 """Tasks and their data. A task knows nothing of attention or of models."""
 
+from collections.abc import Callable
+
 from mha_research.tasks.char_lm import CharLM
 from mha_research.tasks.synthetic import copy, induction
 from mha_research.tasks.task import Evaluation, Task, TaskError, TaskSpec
 
-TASKS = {"char_lm": CharLM, "copy": copy, "induction": induction}
+TASKS: dict[str, Callable[..., Task]] = {"char_lm": CharLM, "copy": copy, "induction": induction}
 
 __all__ = ["TASKS", "CharLM", "Evaluation", "Task", "TaskError", "TaskSpec", "copy", "induction"]

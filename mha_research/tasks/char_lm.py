@@ -92,7 +92,7 @@ class CharLM:
     window; `test_lengths` further window lengths for the test text.
     """
 
-    ceiling = None
+    ceiling: float | None = None
 
     def __init__(
         self,

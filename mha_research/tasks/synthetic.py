@@ -39,7 +39,7 @@ def _example(sequence: np.ndarray, counted_from: int) -> Example:
 class Generated:
     """A task whose examples are drawn: training from the run's seed, held-out sets from fixed ones of their own."""
 
-    ceiling = 0.0
+    ceiling: float | None = 0.0
 
     def __init__(
         self, draw: Callable[..., Example], length: int, symbols: int, vocabulary_size: int, evaluation_size: int

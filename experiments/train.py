@@ -1,0 +1,68 @@
+"""Train one model: `python -m experiments.train --config=FILE --workdir=DIR [--config.FIELD=VALUE ...]`.
+
+The same command goes on where an interrupted one stopped. Exit code: 0 finished, 1 diverged or failed, 2 a wrong
+command, config or directory, 130 and 143 stopped by Ctrl-C and SIGTERM after a checkpoint.
+"""
+
+import logging
+import sys
+
+from mha_research.config import ConfigError, load_config, parse_arguments
+
+USAGE = "usage: python -m experiments.train --config=FILE --workdir=DIR [--config.FIELD=VALUE ...]"
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command and returns its exit code; what went wrong is one line on stderr."""
+    if {"--help", "-h"} & set(arguments):
+        return _help(arguments)
+    try:
+        options, overrides = parse_arguments(arguments)
+        for name in options.keys() - {"config", "workdir"}:
+            raise ConfigError(f"unknown option --{name}; {USAGE}")
+        for name in ("config", "workdir"):
+            if not options.get(name):
+                raise ConfigError(f"--{name} is missing; {USAGE}")
+        config = load_config(options["config"], overrides)
+    except ConfigError as error:
+        return _fail(error, 2)
+    return run(config, options["workdir"], overrides)
+
+
+def run(config, workdir: str, overrides: dict[str, str]) -> int:  # type: ignore[no-untyped-def]
+    """Trains, and turns what can happen into an exit code."""
+    # Imported late, so that a wrong command line is answered at once.
+    from mha_research.tasks import TaskError
+    from mha_research.training import CheckpointError, Interrupted, WorkdirError, train, use_compilation_cache
+
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    use_compilation_cache()
+    try:
+        result = train(config, workdir, overrides)
+    except (ConfigError, TaskError, WorkdirError) as error:
+        return _fail(error, 2)
+    except Interrupted as error:
+        return _fail(f"{error}; the same command goes on from there", 128 + error.signal)
+    except (CheckpointError, OSError) as error:
+        return _fail(error, 1)
+    if result.status != "finished":
+        return _fail(result.message, 1)
+    return 0
+
+
+def _fail(error: object, code: int) -> int:
+    print(f"experiments.train: {error}", file=sys.stderr)
+    return code
+
+
+def _help(arguments: list[str]) -> int:
+    from mha_research.config import FIELDS
+
+    print(__doc__)
+    for path, field in FIELDS.items():
+        print(f"  --config.{path}  {field.doc} [{field.describe()}; {field.default!r}]")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

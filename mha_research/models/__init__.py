@@ -1,0 +1,6 @@
+"""Models built around the attention modules."""
+
+from mha_research.models.decoder import DecoderLM
+from mha_research.models.sample import sample
+
+__all__ = ["DecoderLM", "sample"]

@@ -1,0 +1,208 @@
+"""A decoder language model: embeddings, blocks of causal attention and MLP, and the logits of the next token."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mha_kernels import CausalMask, Mask, SegmentMask
+from mha_research.attention.positions import sinusoidal_at
+from mha_research.models.mlp import NORMS, Mlp, dropout
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); with placement `post`, norm(x + branch(x)) for both.
+
+    x is (B, L, D). Pre-norm: Xiong et al. 2020 (arXiv:2002.04745); post-norm: Vaswani et al. 2017.
+    """
+
+    def __init__(
+        self,
+        attention: Any,  # MultiHeadAttention, or a variant with the same call
+        mlp: Mlp,
+        norms: tuple[nnx.Module, nnx.Module],
+        norm_placement: str,
+        dropout_rate: float,
+    ) -> None:
+        self.attention, self.mlp = attention, mlp
+        self.attention_norm, self.mlp_norm = norms
+        self.norm_placement, self.dropout_rate = norm_placement, dropout_rate
+
+    def __call__(
+        self, x: jax.Array, mask: Mask, key: jax.Array | None = None, step: jax.Array | None = None
+    ) -> jax.Array:
+        """One block on x (B, L, D); a key turns every dropout on, `step` is for those with a schedule."""
+        keys = (None, None, None) if key is None else tuple(jax.random.split(key, 3))
+
+        def attend(x: jax.Array) -> jax.Array:
+            return self.attention(x, mask=mask, deterministic=key is None, rngs=keys[0], step=step)
+
+        x = self._residual(x, attend, self.attention_norm, keys[1])
+        return self._residual(x, self.mlp, self.mlp_norm, keys[2])
+
+    def decode(self, x: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        """The same for T more tokens (B, T, D) after those in the cache."""
+        new_cache = cache
+
+        def attend(x: jax.Array) -> jax.Array:
+            nonlocal new_cache
+            output, new_cache = self.attention.decode(x, cache)
+            return output
+
+        x = self._residual(x, attend, self.attention_norm, None)
+        return self._residual(x, self.mlp, self.mlp_norm, None), new_cache
+
+    def _residual(
+        self, x: jax.Array, branch: Callable[[jax.Array], jax.Array], norm: nnx.Module, key: jax.Array | None
+    ) -> jax.Array:
+        if self.norm_placement == "pre":
+            return x + dropout(branch(norm(x)), self.dropout_rate, key)
+        return norm(x + dropout(branch(x), self.dropout_rate, key))
+
+
+class DecoderCache(NamedTuple):
+    """What decoding remembers: a cache of each layer's attention, and the number of tokens seen."""
+
+    layers: tuple[Any, ...]
+    seen: jax.Array
+
+
+class DecoderLM(nnx.Module):
+    """logits_t = W_out norm(block_N(... block_1(embed(token_t) + position_t))), causal.
+
+    Args: `attention(rngs=)` makes the attention of a block; `position` is what is added to the embeddings: none,
+    sinusoidal or learned (a table of `length` rows, started at N(0, 0.02)); `dropout_rate` acts on the embeddings and
+    on each branch; `remat` recomputes blocks in the backward pass; `dtype` is that of the computation, while parameters
+    and logits are float32. Embeddings start at N(0, 1/D), so that the tied output gives logits of unit variance.
+    Raises ValueError for a dropout rate outside [0, 1), NaN included.
+    """
+
+    inputs = ("tokens", "positions", "segments")
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        num_layers: int,
+        d_model: int,
+        attention: Callable[..., Any],
+        *,
+        length: int,
+        position: str = "none",
+        norm: str = "rms_norm",
+        norm_placement: str = "pre",
+        mlp_width: int | None = None,
+        activation: str = "gelu",
+        mlp_bias: bool = False,
+        dropout_rate: float = 0.0,
+        tie_embeddings: bool = True,
+        remat: bool = False,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        if not 0 <= dropout_rate < 1:
+            raise ValueError(f"model.dropout_rate must be in [0, 1), got {dropout_rate}")
+        if min(num_layers, d_model) < 1:
+            raise ValueError(f"model.num_layers and model.d_model must be 1 or more, got {num_layers} and {d_model}")
+
+        def make_norm() -> nnx.Module:
+            return NORMS[norm](d_model, dtype=dtype, rngs=rngs)
+
+        self.embed = nnx.Embed(
+            vocabulary_size, d_model, dtype=dtype, embedding_init=nnx.initializers.normal(d_model**-0.5), rngs=rngs
+        )
+        self.table = (
+            nnx.Param(0.02 * jax.random.normal(rngs.params(), (length, d_model))) if position == "learned" else None
+        )
+        self.blocks = nnx.List(
+            Block(
+                attention(rngs=rngs),
+                Mlp(d_model, mlp_width or 4 * d_model, activation, mlp_bias, dtype, rngs=rngs),
+                (make_norm(), make_norm()),
+                norm_placement,
+                dropout_rate,
+            )
+            for _ in range(num_layers)
+        )
+        self.norm = make_norm() if norm_placement == "pre" else None
+        self.output = (
+            None if tie_embeddings else nnx.Linear(d_model, vocabulary_size, use_bias=False, dtype=dtype, rngs=rngs)
+        )
+        self.position, self.dropout_rate, self.remat, self.dtype = position, dropout_rate, remat, dtype
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array | None = None,
+        segments: jax.Array | None = None,
+        *,
+        key: jax.Array | None = None,
+        step: jax.Array | None = None,
+    ) -> jax.Array:
+        """Logits (B, L, vocabulary), float32, of the token after each of `tokens` (B, L).
+
+        `positions` (B, L) counts from 0 in each packed document (0 ... L-1 unless given); tokens of unequal `segments`
+        (B, L) do not see each other. A `key` turns every dropout on; without one the result is deterministic.
+        """
+        mask: Mask = CausalMask()
+        if segments is not None:
+            mask = mask & SegmentMask(segments, segments)
+        if positions is None:
+            positions = jnp.arange(tokens.shape[1])[None]
+        keys = [None] * (len(self.blocks) + 1) if key is None else list(jax.random.split(key, len(self.blocks) + 1))
+        x = dropout(self._embed(tokens, positions), self.dropout_rate, keys[-1])
+        for block, block_key in zip(self.blocks, keys):
+            x = self._apply(block, x, mask, block_key, step)
+        return self._logits(x)
+
+    def init_cache(self, batch_size: int, capacity: int) -> DecoderCache:
+        """An empty cache for `capacity` tokens of each of `batch_size` sequences."""
+        layers = tuple(block.attention.init_cache(batch_size, capacity) for block in self.blocks)
+        return DecoderCache(layers, jnp.zeros((), jnp.int32))
+
+    def decode(self, tokens: jax.Array, cache: DecoderCache) -> tuple[jax.Array, DecoderCache]:
+        """Logits (B, T, vocabulary) of T more tokens (B, T), and the cache that remembers them."""
+        x = self._embed(tokens, cache.seen + jnp.arange(tokens.shape[1])[None])
+        layers = []
+        for block, layer in zip(self.blocks, cache.layers):
+            x, layer = block.decode(x, layer)
+            layers.append(layer)
+        return self._logits(x), DecoderCache(tuple(layers), cache.seen + tokens.shape[1])
+
+    def _apply(
+        self, block: Block, x: jax.Array, mask: Mask, key: jax.Array | None, step: jax.Array | None
+    ) -> jax.Array:
+        if not self.remat:
+            return block(x, mask, key, step)
+        # Parameters enter as an argument, so that the checkpoint is of a function of arrays and not of a module.
+        graphdef, state = nnx.split(block)
+        return jax.checkpoint(lambda state, *args: nnx.merge(graphdef, state)(*args))(state, x, mask, key, step)
+
+    def _embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        d_model = self.embed.features
+        x = self.embed(tokens)
+        if self.table is not None:
+            # A position beyond the table gives NaN, never the row of another position.
+            x = x + self.table[...].at[positions].get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
+        elif self.position == "sinusoidal":
+            x = x + sinusoidal_at(positions, d_model).astype(self.dtype)
+        return x
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        x = x if self.norm is None else self.norm(x)
+        logits = self.embed.attend(x) if self.output is None else self.output(x)
+        return logits.astype(jnp.float32)
+
+    def forward_flops(self, length: int) -> int:
+        """Floating-point operations of one example's forward pass, counting matrix products only, two a multiply-add.
+
+        sum over kernels of 2 L size, plus 2 L D vocabulary for tied logits, plus 2 L^2 H (E + V) for scores and values
+        of each layer, causal masking not subtracted (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). A training
+        step is three forward passes.
+        """
+        kernels = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(self, nnx.Param)))
+        size = sum(leaf.size for path, leaf in kernels if path[-1].key == "kernel")
+        size += 0 if self.output is not None else self.embed.num_embeddings * self.embed.features
+        heads = sum(b.attention.num_heads * (b.attention.head_dim + b.attention.value_head_dim) for b in self.blocks)
+        return 2 * length * size + 2 * length**2 * heads

@@ -1,0 +1,62 @@
+"""Text from a trained decoder, one token at a time through its cache."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mha_research.models.decoder import DecoderLM
+
+
+def sample(
+    model: DecoderLM,
+    prompt: jax.Array,
+    length: int,
+    key: jax.Array,
+    temperature: float = 1.0,
+    forbidden: int | None = None,
+) -> jax.Array:
+    """`length` tokens after the prompt (P,), drawn from softmax(logits / temperature); int32 (length,).
+
+    Temperature 0 takes the most probable token; `forbidden` is a token that is never drawn. One compiled loop,
+    deterministic in the key.
+    Raises ValueError for an empty prompt, a length below 1 or a negative temperature.
+    """
+    if prompt.ndim != 1 or not prompt.size or length < 1 or not temperature >= 0:
+        raise ValueError(
+            f"sample needs a prompt of one or more tokens, length >= 1 and temperature >= 0, "
+            f"got shape {prompt.shape}, {length} and {temperature}"
+        )
+    graphdef, state = nnx.split(model)
+    return _sample(graphdef, state, jnp.asarray(prompt, jnp.int32), key, length, temperature, forbidden)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4, 5, 6))
+def _sample(
+    graphdef: Any,
+    state: Any,
+    prompt: jax.Array,
+    key: jax.Array,
+    length: int,
+    temperature: float,
+    forbidden: int | None,
+) -> jax.Array:
+    model = nnx.merge(graphdef, state)
+
+    def choose(logits: jax.Array, key: jax.Array) -> jax.Array:
+        if forbidden is not None:
+            logits = logits.at[forbidden].set(-jnp.inf)
+        if temperature == 0:
+            return jnp.argmax(logits).astype(jnp.int32)
+        return jax.random.categorical(key, logits / temperature).astype(jnp.int32)
+
+    def next_token(carry: tuple[jax.Array, Any], key: jax.Array) -> tuple[tuple[jax.Array, Any], jax.Array]:
+        logits, cache = carry
+        token = choose(logits, key)
+        logits, cache = model.decode(token[None, None], cache)
+        return (logits[0, -1], cache), token
+
+    logits, cache = model.decode(prompt[None], model.init_cache(1, prompt.size + length))
+    return jax.lax.scan(next_token, (logits[0, -1], cache), jax.random.split(key, length))[1]

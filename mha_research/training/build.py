@@ -1,0 +1,93 @@
+"""From a config to its objects: the task, the model, the attention of its blocks."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from mha_research.attention import Alibi, DropHead, MultiHeadAttention, RelativeBias, Rotary, initializers
+from mha_research.config import ConfigError, build_choice
+from mha_research.models import DecoderLM
+from mha_research.tasks import TASKS, Task, TaskSpec
+
+ATTENTION_KINDS: dict[str, Callable[..., Any]] = {"multi_head": MultiHeadAttention}
+SCALES: dict[str, Callable[..., Any]] = {
+    "inverse_sqrt": lambda: "inverse_sqrt",
+    "inverse": lambda: "inverse",
+    "none": lambda: "none",
+    "constant": lambda value: value,
+}
+POSITIONS: dict[str, Callable[..., Any]] = {
+    "none": lambda: None,
+    "rotary": Rotary,
+    "alibi": Alibi,
+    "relative": functools.partial(RelativeBias, bidirectional=False),
+}
+DROP_HEADS: dict[str, Callable[..., Any]] = {"none": lambda: None, "drop_head": DropHead}
+INITIALIZERS: dict[str, Callable[..., Any]] = {
+    "xavier_uniform": initializers.xavier_uniform,
+    "orthogonal": initializers.orthogonal,
+    "svd_decay": initializers.svd_decay,
+    "identity": initializers.identity,
+}
+_CHOICES = {
+    "scale": SCALES,
+    "position": POSITIONS,
+    "drop_head": DROP_HEADS,
+    **{f"{name}_init": INITIALIZERS for name in ("query", "key", "value", "output")},
+}
+
+
+def build_task(config: ConfigDict) -> Task:
+    """The task of the config, with its data read. Raises TaskError for bad data, ConfigError for bad settings."""
+    return _build("task", lambda: build_choice(config.task, TASKS))
+
+
+def build_attention(config: ConfigDict) -> Callable[..., Any]:
+    """`make(rngs=)` for the attention of one block. Raises ConfigError for choices that do not fit."""
+    fields = dict(config.model.attention.items())
+    kind = ATTENTION_KINDS[fields.pop("kind")]
+    for name, kinds in _CHOICES.items():
+        fields[name] = _build(f"model.attention.{name}", functools.partial(build_choice, fields[name], kinds))
+    return functools.partial(kind, config.model.d_model, dtype=jnp.dtype(config.model.dtype), **fields)
+
+
+def build_model(config: ConfigDict, spec: TaskSpec, rngs: nnx.Rngs) -> DecoderLM:
+    """The model of the config for a task of this kind and size. Raises ConfigError for sizes that do not fit."""
+    model = config.model
+    return _build(
+        "model",
+        lambda: DecoderLM(
+            spec.vocabulary_size,
+            model.num_layers,
+            model.d_model,
+            build_attention(config),
+            length=spec.length,
+            position=model.position.name,
+            norm=model.norm,
+            norm_placement=model.norm_placement,
+            mlp_width=model.mlp.width,
+            activation=model.mlp.activation,
+            mlp_bias=model.mlp.use_bias,
+            dropout_rate=model.dropout_rate,
+            tie_embeddings=model.tie_embeddings,
+            remat=model.remat,
+            dtype=jnp.dtype(model.dtype),
+            rngs=rngs,
+        ),
+    )
+
+
+def _build(path: str, make: Callable[[], Any]) -> Any:
+    """What `make` gives; a setting that a constructor refuses is a ConfigError that names the group."""
+    try:
+        return make()
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        if type(error).__module__.startswith("mha_research"):  # TaskError says enough by itself
+            raise
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error

@@ -1,0 +1,166 @@
+"""One run from a config to a result, resumed bit for bit however often it was interrupted."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from mha_research.config import ConfigError, to_json, validate
+from mha_research.tasks import Task
+from mha_research.training.build import build_task
+from mha_research.training.checkpoint import Checkpoints
+from mha_research.training.clock import Clock
+from mha_research.training.data import train_batches
+from mha_research.training.evaluate import evaluation_row
+from mha_research.training.interrupt import Flag, Interrupted, interrupts
+from mha_research.training.log import Log
+from mha_research.training.profile import Profiler
+from mha_research.training.step import Program, build_program
+from mha_research.training.summary import finish, train_row
+from mha_research.training.workdir import Result, check_config, claim, read_result, record_start
+
+_POSITIVE = (
+    "steps",
+    "batch_size",
+    "accumulate",
+    "log_every",
+    "eval_every",
+    "checkpoint_every",
+    "keep_last",
+    "max_skipped",
+)
+
+
+def train(config: ConfigDict, workdir: str | Path, overrides: Mapping[str, Any] | None = None) -> Result:
+    """Trains what the config says and leaves everything in `workdir`; `overrides` are only recorded.
+
+    Idempotent: a directory whose run is over returns its result at once; one whose run was interrupted goes on from its
+    last checkpoint, on CPU to the same bits. A run whose gradients stay non-finite returns with status `diverged`.
+    Raises ConfigError and TaskError before anything is written, WorkdirError for a directory that holds another config
+    or is in use, CheckpointError or OSError when the disk does not take what is written (what is there stays good), and
+    Interrupted after a checkpoint when SIGTERM or SIGINT comes.
+    """
+    config, workdir = check(config), Path(workdir)
+    result = read_result(workdir)
+    if result is not None:
+        check_config(workdir, config)
+        return result
+    task = build_task(config)
+    program = build_program(config, task.spec)
+    with claim(workdir, config):
+        record_start(workdir, overrides or {})
+        return _run(config, workdir, task, program)
+
+
+def check(config: ConfigDict) -> ConfigDict:
+    """The validated config. Raises ConfigError for a field that is wrong by itself or beside another one."""
+    config = validate(config)
+    options = config.train
+    for name in _POSITIVE:
+        if options[name] < 1:
+            raise ConfigError(f"train.{name} must be 1 or more, got {options[name]}")
+    if options.batch_size % options.accumulate:
+        raise ConfigError(
+            f"train.batch_size {options.batch_size} must be a multiple of train.accumulate {options.accumulate}"
+        )
+    if not 0 <= config.seed < 2**31:
+        raise ConfigError(f"seed must be in [0, 2^31), got {config.seed}")
+    return config
+
+
+def _run(config: ConfigDict, workdir: Path, task: Task, program: Program) -> Result:
+    # Placed explicitly, as a restored state is: otherwise a resumed run would compile the update a second time.
+    state, step = jax.device_put(program.init(config.seed), jax.devices()[0]), 0
+    with contextlib.ExitStack() as stack:
+        checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config.train.keep_last))
+        if checkpoints.steps():
+            step, state = checkpoints.restore(state)
+        log = stack.enter_context(Log(workdir, config.train.steps, step, config.run.tensorboard))
+        for line in (*task.notes, f"{program.parameters:,} parameters"):
+            log.say(line)
+        if step:
+            log.say(f"goes on after step {step}")
+        flag = stack.enter_context(interrupts())
+        loop = Loop(config, workdir, task, program, checkpoints, log, flag)
+        diverged = loop.run(state, step)
+        return finish(config, workdir, task, program, log, loop.state, diverged)
+
+
+class Loop:
+    """The steps of a run. `state` is the newest one."""
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        workdir: Path,
+        task: Task,
+        program: Program,
+        checkpoints: Checkpoints,
+        log: Log,
+        flag: Flag,
+    ) -> None:
+        self.config, self.task, self.program = config, task, program
+        self.checkpoints, self.log, self.flag = checkpoints, log, flag
+        self.profiler = Profiler(workdir / "profile", config.run.profile_steps)
+
+    def run(self, state: Any, start: int) -> str:
+        """Updates the state from step `start` to the last, and returns "", or why the run diverged.
+
+        The metrics of a step are read after the next step was started, so that the device never waits for this process;
+        before an evaluation or a checkpoint they are read at once.
+        """
+        options = self.config.train
+        self.state, self.clock = state, Clock(start, self.log.newest("time/seconds") or 0.0)
+        batches = train_batches(self.task, self.config, start)
+        unread: tuple[int, Any] | None = None
+        diverged = ""
+        for step in range(start + 1, options.steps + 1):
+            self.profiler.step()
+            self.state, metrics = self.program.update(self.state, next(batches))
+            diverged = self._read(unread)
+            unread = (step, metrics)
+            last = step == options.steps
+            evaluate = last or step % options.eval_every == 0
+            save = last or step % options.checkpoint_every == 0 or bool(self.flag.signal)
+            if evaluate or save:
+                # The rows of a step reach the disk before its checkpoint, so a run that resumes from it lacks none.
+                diverged, unread = diverged or self._read(unread), None
+            if diverged:
+                break
+            with self.clock.pause():
+                measured = self._evaluate(step, every=last) if evaluate else None
+                if save:
+                    self._save(step, measured)
+            if self.flag.signal and not last:
+                raise Interrupted(f"stopped by signal {self.flag.signal} after step {step}", self.flag.signal)
+        self.profiler.stop()
+        return diverged
+
+    def _read(self, unread: tuple[int, Any] | None) -> str:
+        """Logs the metrics of a step where a row is due; returns "", or what to say when updates keep failing."""
+        if unread is None:
+            return ""
+        step, metrics = unread
+        metrics = jax.device_get(metrics)
+        if step % self.config.train.log_every == 0 or step == self.config.train.steps:
+            self.log.row(step, train_row(self.config, self.task, self.program, self.clock, step, metrics))
+        self.log.advance(step)
+        failed = int(metrics["skipped_in_a_row"])
+        if failed < self.config.train.max_skipped:
+            return ""
+        return (
+            f"diverged at step {step}: the loss or gradient of {failed} updates in a row was not finite; "
+            "lower optimizer.learning_rate, lengthen optimizer.warmup_steps or set optimizer.clip_norm"
+        )
+
+    def _evaluate(self, step: int, every: bool) -> dict[str, float]:
+        batch_size = self.config.train.eval_batch_size or self.config.train.batch_size
+        row = evaluation_row(self.task, self.program, self.state["params"], batch_size, every)
+        self.log.row(step, row)
+        return row
+
+    def _save(self, step: int, measured: dict[str, float] | None) -> None:
+        self.log.say(self.checkpoints.save(step, self.state, to_json(self.config), measured))

@@ -1,0 +1,171 @@
+"""The compiled functions of a run: initial state, one update, one batch of evaluation. Plain pytrees in and out."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from mha_research.config import ConfigError, default_config, flat, from_json, from_values, to_json
+from mha_research.tasks import TaskSpec
+from mha_research.training.build import build_model
+from mha_research.training.optimizer import build_optimizer, build_schedule
+
+Batch = dict[str, Any]
+State = dict[str, Any]
+Sums = dict[str, jax.Array]
+
+
+def token_sums(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> Sums:
+    """Sums over the real tokens of -log softmax(logits)[target] (nats) and of hits, and their number; all float32
+    scalars.
+
+    logits (B, L, vocabulary), targets and mask (B, L). What stands at masked tokens, NaN included, has no part in the
+    sums.
+    """
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
+    hits = jnp.argmax(logits, axis=-1) == targets
+    return {
+        "loss": jnp.sum(jnp.where(mask, losses, 0.0)),
+        "hits": jnp.sum(mask & hits, dtype=jnp.float32),
+        "count": jnp.sum(mask, dtype=jnp.float32),
+    }
+
+
+def zero_sums() -> Sums:
+    return {name: jnp.zeros((), jnp.float32) for name in ("loss", "hits", "count")}
+
+
+def accumulate(loss_and_grad: Any, params: Any, batch: Batch, parts: int) -> tuple[Sums, Any]:
+    """Sums and the gradient of the mean loss over the batch, which is computed in `parts` one after the other.
+
+    Every part is divided by the number of real tokens in the *whole* batch, so parts with few of them weigh little and
+    the result is that of the undivided batch. `loss_and_grad(params, part, index, total)` gives ((_, sums), gradient).
+    """
+    total = jnp.maximum(jnp.sum(batch["mask"], dtype=jnp.float32), 1.0)
+    if parts == 1:
+        (_, sums), gradient = loss_and_grad(params, batch, 0, total)
+        return sums, gradient
+    # Strided, so that a batch spread over devices stays spread within every part.
+    split = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+
+    def add(carry: tuple[Sums, Any], indexed: tuple[jax.Array, Batch]) -> tuple[tuple[Sums, Any], None]:
+        index, part = indexed
+        (_, sums), gradient = loss_and_grad(params, part, index, total)
+        return jax.tree.map(jnp.add, carry, (sums, gradient)), None
+
+    start = (zero_sums(), jax.tree.map(jnp.zeros_like, params))
+    return jax.lax.scan(add, start, (jnp.arange(parts), split))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The compiled functions for one config and task.
+
+    The state is a dict: `params`, `optimizer`, `step` (updates tried), `key`, `skipped` and `skipped_in_a_row` (updates
+    not made for a non-finite gradient), `sums` (of the training metrics since the last log row).
+    """
+
+    init: Any  # seed -> state
+    update: Any  # (state, batch) -> (state, metrics); the state that goes in is given up
+    evaluate: Any  # (params, sums, batch) -> sums
+    graphdef: Any
+    parameters: int
+    forward_flops: int
+
+    def model(self, params: Any) -> Any:
+        """The module with these parameters."""
+        return nnx.merge(self.graphdef, params)
+
+
+def build_program(config: ConfigDict, spec: TaskSpec) -> Program:
+    """The program of a config: one object for all that differ only in what does not enter it (seed, data, run)."""
+    default = default_config()
+    same = {path: value for path, value in flat(default).items() if path.startswith(("seed", "task.", "run."))}
+    return _build_program(to_json(from_values(flat(config) | same)), spec)
+
+
+@functools.lru_cache(maxsize=8)
+def _build_program(config_json: str, spec: TaskSpec) -> Program:
+    config = from_json(config_json)
+    parts, log_every = config.train.accumulate, config.train.log_every
+    optimizer, schedule = build_optimizer(config), build_schedule(config)
+    abstract = nnx.eval_shape(lambda: build_model(config, spec, nnx.Rngs(0)))
+    graphdef, abstract_params = _split(abstract)
+
+    def init(seed: jax.Array) -> State:
+        params_key, key = jax.random.split(jax.random.key(seed))
+        _, params = _split(build_model(config, spec, nnx.Rngs(params_key)))
+        zero = jnp.zeros((), jnp.int32)
+        return {
+            "params": params,
+            "optimizer": optimizer.init(params),
+            "step": zero,
+            "key": key,
+            "skipped": zero,
+            "skipped_in_a_row": zero,
+            "sums": zero_sums() | {"grad_norm": jnp.zeros(()), "updates": jnp.zeros(())},
+        }
+
+    def forward(params: Any, batch: Batch, **kwargs: Any) -> jax.Array:
+        model = nnx.merge(graphdef, params)
+        return model(**{name: batch[name] for name in model.inputs if name in batch}, **kwargs)
+
+    def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+        key = jax.random.fold_in(state["key"], state["step"])
+
+        def loss(params: Any, part: Batch, index: jax.Array, total: jax.Array) -> tuple[jax.Array, Sums]:
+            logits = forward(params, part, key=jax.random.fold_in(key, index), step=state["step"])
+            sums = token_sums(logits, part["targets"], part["mask"])
+            return sums["loss"] / total, sums
+
+        loss_and_grad = jax.value_and_grad(loss, has_aux=True)
+        sums, gradient = accumulate(loss_and_grad, state["params"], batch, parts)
+        grad_norm = optax.tree.norm(gradient)
+        finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
+        changes, new_optimizer = optimizer.update(gradient, state["optimizer"], state["params"])
+        new = {"params": optax.apply_updates(state["params"], changes), "optimizer": new_optimizer}
+        new = jax.tree.map(functools.partial(jnp.where, finite), new, {name: state[name] for name in new})
+        sums = sums | {"grad_norm": grad_norm, "updates": jnp.ones(())}
+        # The sums begin anew after each log row: being part of the state, a resumed run logs what the uninterrupted one
+        # does.
+        begin = state["step"] % log_every == 0
+        kept = jax.tree.map(lambda old: jnp.where(begin, 0.0, old), state["sums"])
+        new |= {
+            "step": state["step"] + 1,
+            "key": state["key"],
+            "skipped": state["skipped"] + ~finite,
+            "skipped_in_a_row": jnp.where(finite, 0, state["skipped_in_a_row"] + 1),
+            "sums": jax.tree.map(lambda old, now: old + jnp.where(finite, now, 0.0), kept, sums),
+        }
+        metrics = {name: new[name] for name in ("sums", "skipped", "skipped_in_a_row")}
+        updates_made = state["step"] - state["skipped"]
+        # Copies: the state itself is given up to the next update before these are read.
+        return new, jax.tree.map(jnp.copy, metrics) | {
+            "learning_rate": jnp.asarray(schedule(updates_made), jnp.float32)
+        }
+
+    def evaluate(params: Any, sums: Sums, batch: Batch) -> Sums:
+        return jax.tree.map(jnp.add, sums, token_sums(forward(params, batch), batch["targets"], batch["mask"]))
+
+    return Program(
+        init=jax.jit(init),
+        update=jax.jit(update, donate_argnums=0),
+        evaluate=jax.jit(evaluate),
+        graphdef=graphdef,
+        parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params)),
+        forward_flops=abstract.forward_flops(spec.length),
+    )
+
+
+def _split(model: nnx.Module) -> tuple[Any, Any]:
+    """Graph definition and parameters as a plain dict. A model that keeps any other state is refused."""
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
+    if jax.tree.leaves(rest):
+        raise ConfigError(f"model: only parameters may be kept in a model, got {list(nnx.to_pure_dict(rest))}")
+    return graphdef, nnx.to_pure_dict(params)

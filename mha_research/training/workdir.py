@@ -1,0 +1,96 @@
+"""The directory of one run: whose it is, whether it is done, and what lies where.
+
+config.json          the config; another config is refused
+provenance.jsonl     one row a start: overrides, code revision, package versions, device
+metrics.jsonl        one row a log point; tensorboard/ the same as events
+checkpoints/STEP/    state, config and metrics of a step
+baselines.json       nats per target of simple predictors on the held-out sets
+sample.txt           generated text, where asked for
+result.json          written last: the run is over
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from mha_research.config import ConfigError, differences, from_json, provenance, to_json
+from mha_research.training.files import exclusive, write_atomically
+
+
+class WorkdirError(RuntimeError):
+    """The directory holds something else, or another process is using it. The message is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended. `status` is finished or diverged; `metrics` are those of its last evaluation, tests included."""
+
+    status: str
+    step: int
+    metrics: Mapping[str, float]
+    parameters: int
+    flops_per_step: int
+    tokens_per_step: int
+    seconds: float  # of training, all starts together, evaluation and checkpoints included
+    peak_memory_bytes: int
+    skipped: int = 0
+    message: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+
+def read_result(workdir: Path) -> Result | None:
+    """The result of a run that is over, None for one that is not."""
+    path = workdir / "result.json"
+    return Result(**json.loads(path.read_text(encoding="utf8"))) if path.exists() else None
+
+
+@contextlib.contextmanager
+def claim(workdir: Path, config: ConfigDict) -> Iterator[None]:
+    """Makes the directory this config's, for this process alone, while the context lasts.
+
+    Raises WorkdirError when another process holds it, when it was made with another config (the message shows the
+    differences), or when it holds files but no config.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        foreign = not (workdir / "config.json").exists() and sorted(
+            path.name for path in workdir.iterdir() if not path.name.startswith(".")
+        )
+        if foreign:
+            raise WorkdirError(
+                f"{workdir} is not empty and holds no config.json, but {', '.join(foreign[:3])}; choose another"
+            )
+        try:
+            stack.enter_context(exclusive(workdir / ".lock"))
+        except BlockingIOError:
+            raise WorkdirError(f"another process is training in {workdir}") from None
+        check_config(workdir, config)
+        yield
+
+
+def check_config(workdir: Path, config: ConfigDict) -> None:
+    """Writes the config, or checks that the one that is there is the same. Raises WorkdirError with the differences."""
+    path = workdir / "config.json"
+    if not path.exists():
+        write_atomically(path, to_json(config))
+        return
+    try:
+        changed = differences(from_json(path.read_text(encoding="utf8")), config)
+    except ConfigError as error:
+        raise WorkdirError(f"{path} is not a config of this version: {error}") from None
+    if changed:
+        shown = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
+        raise WorkdirError(f"{workdir} holds a run with another config: {shown}; choose another directory")
+
+
+def record_start(workdir: Path, overrides: Mapping[str, Any]) -> None:
+    """Adds a row to provenance.jsonl."""
+    with (workdir / "provenance.jsonl").open("a", encoding="utf8") as file:
+        file.write(json.dumps(provenance(dict(overrides))) + "\n")

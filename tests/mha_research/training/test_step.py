@@ -1,0 +1,204 @@
+"""The update: loss per real token (S25), what is decayed, schedules, and gradients that are not finite."""
+
+import json
+import math
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from mha_research.config import ConfigError, default_config, override
+from mha_research.tasks import TaskSpec
+from mha_research.training import train
+from mha_research.training.build import build_task
+from mha_research.training.optimizer import build_optimizer, build_schedule, decayed
+from mha_research.training.step import accumulate, build_program, token_sums, zero_sums
+
+
+def linear_loss(w: jax.Array, batch: dict[str, jax.Array], _: Any, total: jax.Array) -> tuple[jax.Array, dict]:
+    """The loss of token i is w c_i."""
+    loss = jnp.sum(jnp.where(batch["mask"], w * batch["c"], 0.0))
+    return loss / total, {"loss": loss, "hits": jnp.zeros(()), "count": jnp.sum(batch["mask"], dtype=jnp.float32)}
+
+
+def accumulated(c: list[list[float]], mask: list[list[int]], parts: int, w: float = 0.0) -> tuple[dict, jax.Array]:
+    batch = {"c": jnp.array(c), "mask": jnp.array(mask, bool)}
+    return accumulate(jax.value_and_grad(linear_loss, has_aux=True), jnp.float32(w), batch, parts)
+
+
+C = [[10.0] + [1000.0] * 8, [0.0] * 9]
+MASK = [[1] + [0] * 8, [1] * 9]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_accumulation_weighs_parts_by_their_real_tokens(parts: int) -> None:
+    """S25: one real token of 10 and nine of 0 have a mean gradient of 1, and not the 5 of a mean of means."""
+    sums, gradient = accumulated(C, MASK, parts, w=1.0)
+    assert float(gradient) == pytest.approx(1.0, abs=1e-6)
+    assert float(sums["loss"] / sums["count"]) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_part_without_real_tokens_adds_nothing() -> None:
+    sums, gradient = accumulated([[3.0, 5.0], [7.0, 7.0]], [[1, 1], [0, 0]], 2)
+    assert float(gradient) == 4.0
+    assert float(sums["count"]) == 2.0
+    sums, gradient = accumulated([[3.0], [5.0]], [[0], [0]], 2)
+    assert float(gradient) == 0.0
+
+
+def test_sgd_with_rate_one_moves_by_the_mean() -> None:
+    config = override(
+        default_config(),
+        {"optimizer.rule.name": "sgd", "optimizer.learning_rate": 1.0, "optimizer.warmup_steps": 0}
+        | {"optimizer.schedule.name": "constant"},
+    )
+    _, gradient = accumulated(C, MASK, 2)
+    optimizer = build_optimizer(config)
+    change, _ = optimizer.update({"w": gradient}, optimizer.init({"w": jnp.float32(0)}), {"w": jnp.float32(0)})
+    assert float(change["w"]) == pytest.approx(-1.0, abs=1e-6)
+
+
+def test_token_sums_by_hand() -> None:
+    logits = jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [jnp.nan, 1.0, 1.0]]]))
+    sums = token_sums(logits, jnp.array([[1, 1, 0]]), jnp.array([[True, True, False]]))
+    assert float(sums["loss"]) == pytest.approx(math.log(4) - math.log(0.8), abs=1e-6)
+    assert (float(sums["hits"]), float(sums["count"])) == (1.0, 2.0)
+    assert zero_sums().keys() == sums.keys()
+
+
+def test_only_kernels_are_decayed_whatever_their_rank() -> None:
+    ours = {
+        "model.position.name": "learned",
+        "model.attention.use_bias": True,
+        "model.attention.position.name": "relative",
+        "model.mlp.use_bias": True,
+        "model.norm": "layer_norm",
+        "model.attention.add_bias_kv": True,
+        "model.attention.sink": True,
+        "model.d_model": 12,
+        "model.num_layers": 1,
+        "optimizer.rule.weight_decay": 0.5,
+    }
+    config = override(default_config(), ours)
+    params = jax.tree.map(jnp.ones_like, build_program(config, TaskSpec("language_model", 7, 5)).init(0)["params"])
+    optimizer = build_optimizer(config)
+    changes, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    moved = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): bool((leaf != 0).any())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(changes)
+    }
+    assert {path for path, is_moved in moved.items() if is_moved} == {
+        f"blocks/0/{name}/kernel"
+        for name in (
+            "attention/query",
+            "attention/key",
+            "attention/value",
+            "attention/output",
+            "mlp/hidden",
+            "mlp/output",
+        )
+    }
+    still = {path.rsplit("/", 1)[-1] for path, is_moved in moved.items() if not is_moved}
+    assert {"bias", "scale", "embedding", "table", "position_parameter", "sink", "bias_key", "bias_value"} <= still
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a != 0).any()) == b, changes, decayed(params)))
+
+
+@pytest.mark.parametrize(
+    "name,expected",
+    [
+        ("constant", [1, 2, 3, 4, 4, 4, 4, 4]),
+        ("linear", [1, 2, 3, 4, 4, 3.25, 2.5, 1.75]),
+        ("cosine", [1, 2, 3, 4, 4, 1 + 3 * (1 + math.cos(math.pi / 4)) / 2, 2.5, 1 + 3 * (1 - math.sqrt(0.5)) / 2]),
+        ("inverse_sqrt", [1, 2, 3, 4, 4, 4 * math.sqrt(4 / 5), 4 * math.sqrt(4 / 6), 4 * math.sqrt(4 / 7)]),
+    ],
+)
+def test_schedules(name: str, expected: list[float]) -> None:
+    changes: dict[str, Any] = {"optimizer.learning_rate": 4.0, "optimizer.warmup_steps": 4, "train.steps": 8}
+    changes["optimizer.schedule.name"] = name
+    if name in ("linear", "cosine"):
+        changes["optimizer.schedule.final_fraction"] = 0.25
+    schedule = build_schedule(override(default_config(), changes))
+    np.testing.assert_allclose([schedule(n) for n in range(8)], expected, rtol=1e-6)
+
+
+def test_clipping_bounds_the_whole_gradient() -> None:
+    changes = {"optimizer.rule.name": "sgd", "optimizer.learning_rate": 1.0, "optimizer.warmup_steps": 0}
+    config = override(default_config(), changes | {"optimizer.clip_norm": 1.0, "optimizer.schedule.name": "constant"})
+    optimizer = build_optimizer(config)
+    gradient = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}
+    change, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
+    np.testing.assert_allclose([change["a"][0], change["b"][0]], [-0.6, -0.8], rtol=1e-6)
+
+
+def test_parts_of_a_batch_give_the_update_of_the_whole(tiny: ConfigDict) -> None:
+    quiet = override(tiny, {"model.dropout_rate": 0.0, "model.attention.dropout_rate": 0.0, "train.batch_size": 6})
+    task = build_task(quiet)
+    batch = task.train_batches(0, 6)[0]
+    # Rows with unequal numbers of real tokens, one with none.
+    batch["mask"] = batch["mask"] & (np.arange(6)[:, None] + np.arange(6) > 4) & (np.arange(6)[:, None] > 0)
+    results = []
+    for parts in (1, 2, 3):
+        program = build_program(override(quiet, {"train.accumulate": parts}), task.spec)
+        state, metrics = program.update(program.init(1), batch)
+        results.append((state["params"], metrics["sums"]))
+        counts = [int(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state["optimizer"]) if leaf.ndim == 0]
+        assert set(counts) == {1}  # the schedule's step counts updates, not parts
+    for other in results[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), results[0], other)
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted(tiny: ConfigDict) -> None:
+    task = build_task(tiny)
+    program = build_program(tiny, task.spec)
+    state = program.init(0)
+    state["params"]["norm"]["scale"] = jnp.full_like(state["params"]["norm"]["scale"], jnp.nan)
+    before = jax.tree.map(np.array, {name: state[name] for name in ("params", "optimizer")})
+    state, metrics = program.update(state, task.train_batches(0, 6)[0])
+    jax.tree.map(np.testing.assert_array_equal, before, {name: state[name] for name in before})
+    assert int(state["step"]) == 1
+    assert int(metrics["skipped"]) == int(metrics["skipped_in_a_row"]) == 1
+    assert float(metrics["sums"]["count"]) == 0.0
+    state["params"]["norm"]["scale"] = jnp.ones_like(state["params"]["norm"]["scale"])
+    state, metrics = program.update(state, task.train_batches(0, 6)[1])
+    assert (int(metrics["skipped"]), int(metrics["skipped_in_a_row"])) == (1, 0)
+
+
+def test_a_run_that_diverges_says_so_and_stays_so(tiny: ConfigDict, tmp_path: pathlib.Path) -> None:
+    config = override(tiny, {"optimizer.learning_rate": 1e30, "train.max_skipped": 3, "train.steps": 30})
+    result = train(config, tmp_path / "run")
+    assert result.status == "diverged"
+    assert result.step < 30
+    assert "3 updates in a row was not finite; lower optimizer.learning_rate" in result.message
+    assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "diverged"
+    assert train(config, tmp_path / "run") == result
+
+
+def test_one_program_serves_every_seed_and_directory(tiny: ConfigDict) -> None:
+    spec = build_task(tiny).spec
+    program = build_program(tiny, spec)
+    assert build_program(override(tiny, {"seed": 5, "run.profile_steps": 3}), spec) is program
+    assert build_program(override(tiny, {"optimizer.learning_rate": 0.5}), spec) is not program
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"train.steps": 0}, r"train\.steps must be 1 or more, got 0"),
+        ({"train.accumulate": 4}, r"train\.batch_size 6 must be a multiple of train\.accumulate 4"),
+        ({"seed": -1}, r"seed must be in \[0, 2\^31\), got -1"),
+        ({"model.attention.num_heads": 3}, r"^model: .*in_features=8 .*num_heads=3"),
+        ({"model.attention.dropout_rate": 1.5}, r"^model: .*dropout_rate .*got 1\.5"),
+        ({"task.length": 7}, r"^task: task\.length must be even for copy, got 7"),
+        ({"optimizer.clip_norm": -1.0}, r"optimizer\.clip_norm must not be negative, got -1\.0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_written(
+    changes: dict[str, Any], message: str, tiny: ConfigDict, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(override(tiny, changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
