@@ -61,14 +61,14 @@ class DecodeCache:
 
 
 def init_cache(
-    batch_size: int, capacity: int, num_kv_heads: int, head_dim: int, value_head_dim: int, dtype: Any
+    batch_size: int, capacity: int, key_shape: tuple[int, int], value_shape: tuple[int, int], dtype: Any
 ) -> DecodeCache:
     """An empty cache. Raises ValueError unless batch size and capacity are at least 1."""
     if batch_size < 1 or capacity < 1:
         raise ValueError(f"init_cache: batch_size={batch_size} and capacity={capacity} must be at least 1")
     return DecodeCache(
-        key=jnp.zeros((batch_size, capacity, num_kv_heads, head_dim), dtype),
-        value=jnp.zeros((batch_size, capacity, num_kv_heads, value_head_dim), dtype),
+        key=jnp.zeros((batch_size, capacity, *key_shape), dtype),
+        value=jnp.zeros((batch_size, capacity, *value_shape), dtype),
         keep=jnp.zeros((batch_size, capacity), bool),
         index=jnp.zeros((), jnp.int32),
     )

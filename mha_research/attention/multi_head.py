@@ -114,9 +114,9 @@ class MultiHeadAttention(nnx.Module):
 
         types = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision, "rngs": rngs}
         linear: Any = functools.partial(nnx.LinearGeneral, use_bias=use_bias, **types)
-        head_shape, output_shape = (num_heads, self.head_dim), (num_heads, self.value_head_dim)
-        query = linear(in_features, head_shape, kernel_init=query_init)
-        key = linear(self.key_features, (num_kv_heads, self.head_dim), kernel_init=key_init)
+        output_shape = (num_heads, self.value_head_dim)
+        query = linear(in_features, (self._query_heads(), self.head_dim), kernel_init=query_init)
+        key = linear(self.key_features, (self._key_heads(), self.head_dim), kernel_init=key_init)
         value = linear(self.value_features, (num_kv_heads, self.value_head_dim), kernel_init=value_init)
         output = linear(output_shape, self.out_features, axis=(-2, -1), kernel_init=output_init)
         if joint_init is not None:
@@ -148,6 +148,13 @@ class MultiHeadAttention(nnx.Module):
         self.adapter = None if adapter_features is None else Adapter(self.out_features, adapter_features, **types)
         weighted = drop_head is not None and drop_head.importance_power != 0
         self.head_importance = HeadImportance(jnp.ones((num_heads,), jnp.float32)) if weighted else None
+
+    def _query_heads(self) -> int:
+        """How many heads the query projection makes; a variant may share one."""
+        return self.num_heads
+
+    def _key_heads(self) -> int:
+        return self.num_kv_heads
 
     def _initialise_together(
         self, joint_init: initializers.JointInitializer, rng: jax.Array, **targets: nnx.LinearGeneral
@@ -242,10 +249,10 @@ class MultiHeadAttention(nnx.Module):
             query, key, value = self.query(query), self.key(key), self.value(value)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        if self.position is not None:
-            query = self.position.rotate(query, start + jnp.arange(query.shape[1]))
-            key = self.position.rotate(key, start + jnp.arange(key.shape[1]))
-        return query, key, value
+        return self._rotate(query, start), self._rotate(key, start), value
+
+    def _rotate(self, x: jax.Array, start: int | jax.Array) -> jax.Array:
+        return x if self.position is None else self.position.rotate(x, start + jnp.arange(x.shape[1]))
 
     def options(
         self,
@@ -273,9 +280,8 @@ class MultiHeadAttention(nnx.Module):
                 importance = None if self.head_importance is None else self.head_importance[...]
                 gates = self.drop_head.gates(head_key, batch_size, self.num_heads, step=step, importance=importance)
                 head_gate = gates if head_gate is None else gates * jnp.atleast_2d(head_gate)
-        return HeadOptions(
-            join_masks(mask, key_padding_mask), join_biases(bias, own), head_gate, dropout, origin or Origin()
-        )
+        masks, biases = join_masks(mask, key_padding_mask), join_biases(bias, own)
+        return HeadOptions(masks, biases, head_gate, dropout, origin or Origin(), step)
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
         """Head outputs (B, Q, H, V) of projected heads. What a variant of the attention itself overrides."""
@@ -343,7 +349,8 @@ class MultiHeadAttention(nnx.Module):
         given.
         """
         dtype = dtype or self.dtype or self.param_dtype
-        return caching.init_cache(batch_size, capacity, self.num_kv_heads, self.head_dim, self.value_head_dim, dtype)
+        key_shape, value_shape = (self._key_heads(), self.head_dim), (self.num_kv_heads, self.value_head_dim)
+        return caching.init_cache(batch_size, capacity, key_shape, value_shape, dtype)
 
     def decode(
         self,

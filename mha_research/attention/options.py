@@ -19,6 +19,7 @@ class HeadOptions:
     head_gate: jax.Array | None = None
     dropout: Dropout | None = None
     origin: Origin = dataclasses.field(default_factory=Origin)
+    step: int | jax.Array | None = None
 
 
 def as_mask(mask: Mask | jax.Array) -> Mask:

@@ -10,10 +10,16 @@ from flax import nnx
 
 from mha_kernels import CausalMask, WindowMask
 from mha_research import Alibi, MultiHeadAttention, RelativeBias, Rotary
-from tests.mha_research.attention.test_multi_head import build, close, normal, run
+from tests.mha_research.attention.helpers import build, close, normal, run
 
 B, L, D = 2, 7, 16
-SCHEMES = [None, Alibi(), Rotary(), RelativeBias(num_buckets=8, max_distance=5), RelativeBias("clipped", max_distance=2)]
+SCHEMES = [
+    None,
+    Alibi(),
+    Rotary(),
+    RelativeBias(num_buckets=8, max_distance=5),
+    RelativeBias("clipped", max_distance=2),
+]
 
 
 def decode_in_parts(m, x, cuts, keep=None, capacity=L, **options):

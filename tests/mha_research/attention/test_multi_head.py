@@ -11,29 +11,9 @@ from hypothesis import strategies as st
 from mha_kernels import CausalMask, WindowMask
 from mha_research import Alibi, DropHead, MultiHeadAttention, RelativeBias, Rotary, initializers, positions
 from tests.mha_research.attention import oracle
+from tests.mha_research.attention.helpers import build, close, normal, run
 
 B, Q, K, D = 2, 5, 7, 12
-
-
-def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def build(*args, seed=0, **choices):
-    """A module on the reference with every parameter moved from its start, so that biases and tables are not zero."""
-    module = MultiHeadAttention(*args, **{"implementation": "reference", "rngs": nnx.Rngs(seed), **choices})
-    graph, state = nnx.split(module)
-    state = jax.tree.map(lambda x: x + 0.3 * normal(x.size, *x.shape) if x.dtype == jnp.float32 else x, state)
-    return nnx.merge(graph, state)
-
-
-def run(m, *inputs, **options):
-    """One compiled call: op by op these tests would compile every primitive for every shape."""
-    return jax.jit(lambda *x: m(*x, **options))(*inputs)
-
-
-def close(actual, expected, bound=3e-6):
-    np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize(

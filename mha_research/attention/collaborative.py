@@ -1,0 +1,71 @@
+"""Collaborative attention: all heads share one query and one key projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mha_research.attention.multi_head import MultiHeadAttention
+from mha_research.attention.options import HeadOptions
+
+
+class CollaborativeAttention(MultiHeadAttention):
+    """head_h = softmax(scale X W_Q diag(m_h) W_K^T Y^T) Y W_V,h: shared W_Q, W_K (D, S) and mixing vectors m_h (S,).
+
+    Cordonnier, Loukas & Jaggi 2020. `shared_dim` S is D unless given; S = H E with m_h the indicator of block h is
+    plain attention, which is how the mixing starts (S / H entries a head; the last head takes what is left). `scale` is
+    of S / H. Query and key have 2 D S + H S parameters in place of 2 D H E; the scores cost H S in place of H E.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        *,
+        shared_dim: int | None = None,
+        scale: str | float = "inverse_sqrt",
+        value_head_dim: int | None = None,
+        **choices: Any,
+    ):
+        shared_dim = in_features if shared_dim is None else shared_dim
+        if shared_dim < num_heads:
+            raise ValueError(f"CollaborativeAttention: shared_dim={shared_dim} is less than num_heads={num_heads}")
+        for name in ("num_kv_heads", "head_dim", "packed", "joint_init", "normalize_qk", "add_bias_kv"):
+            if choices.get(name):
+                raise ValueError(f"CollaborativeAttention takes no {name}")
+        if value_head_dim is None and in_features % num_heads:
+            raise ValueError(
+                f"CollaborativeAttention: {in_features=} is no multiple of {num_heads=}; give value_head_dim"
+            )
+        width = shared_dim / num_heads
+        named = {"inverse_sqrt": width**-0.5, "inverse": 1 / width, "none": 1.0}
+        super().__init__(
+            in_features,
+            num_heads,
+            head_dim=shared_dim,
+            value_head_dim=value_head_dim or in_features // num_heads,
+            scale=named.get(scale, scale) if isinstance(scale, str) else scale,
+            **choices,
+        )
+        owner = jnp.minimum(jnp.arange(shared_dim) // (shared_dim // num_heads), num_heads - 1)
+        self.mixing = nnx.Param(jax.nn.one_hot(owner, num_heads, axis=0, dtype=self.param_dtype))
+
+    def _query_heads(self) -> int:
+        return 1
+
+    def _key_heads(self) -> int:
+        return 1
+
+    def _spread(self, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Query (B, Q, H, S), mixed for each head, and key (B, K, H, S) from one head of each."""
+        mixed = query * self.mixing[...].astype(query.dtype)[None, None]
+        return mixed, jnp.broadcast_to(key, (*key.shape[:2], self.num_heads, key.shape[3]))
+
+    def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
+        return super().attend(*self._spread(query, key), value, options)
+
+    def weights(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
+        return super().weights(*self._spread(query, key), value, options)

@@ -1,0 +1,152 @@
+"""Groups of heads that look at patches of different sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mha_kernels import CausalMask, Mask
+from mha_kernels.operands import Tile
+from mha_research.attention.multi_head import MultiHeadAttention
+
+
+class PatchCausalMask(Mask):
+    """Patch j of `size` tokens is allowed for query i when its last token is not after i: size (j + 1) <= i + 1."""
+
+    size: int
+
+    def allowed(self, at: Tile) -> jax.Array:
+        return self.size * (at.key + 1) <= at.query + 1
+
+
+def pool_patches(
+    x: jax.Array, size: int, keep: jax.Array | None, grid: tuple[int, int] | None
+) -> tuple[jax.Array, jax.Array]:
+    """Means over the real tokens of patches of `size` tokens, or size x size on a grid: (B, patches, D) and which hold
+    any.
+
+    x (B, L, D), keep (B, L) True = real; the last patches of a side may be cut short.
+    """
+    keep = jnp.ones(x.shape[:2], bool) if keep is None else keep
+    sides = (x.shape[1],) if grid is None else grid
+    counts = [math.ceil(side / size) for side in sides]
+    spread = [(0, count * size - side) for side, count in zip(sides, counts)]
+    split = [n for count in counts for n in (count, size)]
+    inside = tuple(range(2, 2 + 2 * len(sides), 2))
+
+    def patches(array: jax.Array) -> jax.Array:
+        """(B, counts..., rest) sums over the tokens of every patch."""
+        rest = array.shape[2:]
+        array = array.reshape(array.shape[0], *sides, *rest)
+        array = jnp.pad(array, [(0, 0), *spread, *((0, 0) for _ in rest)])
+        array = array.reshape(array.shape[0], *split, *rest)
+        return jnp.sum(array, axis=inside).reshape(array.shape[0], math.prod(counts), *rest)
+
+    number = patches(keep.astype(x.dtype))
+    total = patches(jnp.where(keep[..., None], x, 0))
+    return total / jnp.maximum(number, 1)[..., None], number > 0
+
+
+class MultiScaleAttention(nnx.Module):
+    """output = sum_l g_l * attention_l(x, pool_(s_l)(y)), g = softmax(x W_g): a group of heads for every patch size
+    s_l.
+
+    Queries keep their resolution; keys and values of level l are means over patches of s_l tokens (s_l x s_l with
+    `grid`), so a level costs 1 / s_l (1 / s_l^2) of the attention of a plain module with its heads. The gate is per
+    token and level, equal at the start. Multi-scale vision transformers (Fan et al. 2021) pool keys and values in this
+    way.
+
+    Args:
+      in_features: D. num_heads: heads of every level, or one number a level.
+      patch_sizes: s_l, 1 = single tokens. head_dim, dropout_rate: of every level, or one a level.
+      grid: (rows, columns) of the tokens, row by row. Other choices go to the levels' `MultiHeadAttention`.
+
+    Masks are None and `CausalMask()` (a patch is seen when it has ended; not with `grid`), beside `key_padding_mask`.
+    Raises ValueError for others, for biases and where lists have other lengths. Cannot decode.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int | Sequence[int],
+        *,
+        patch_sizes: Sequence[int] = (1, 2, 4),
+        head_dim: int | Sequence[int | None] | None = None,
+        dropout_rate: float | Sequence[float] = 0.0,
+        grid: tuple[int, int] | None = None,
+        rngs: nnx.Rngs,
+        **choices: Any,
+    ):
+        levels = len(patch_sizes)
+        if levels < 1 or min(patch_sizes) < 1:
+            raise ValueError(
+                f"MultiScaleAttention: patch_sizes must be one or more sizes of at least 1, got {patch_sizes}"
+            )
+
+        def each(name: str, given: Any) -> Sequence[Any]:
+            values = given if isinstance(given, Sequence) else (given,) * levels
+            if len(values) != levels:
+                raise ValueError(f"MultiScaleAttention: {name} has {len(values)} values for {levels} patch sizes")
+            return values
+
+        heads, widths, rates = (
+            each("num_heads", num_heads),
+            each("head_dim", head_dim),
+            each("dropout_rate", dropout_rate),
+        )
+        if choices.get("position") is not None:
+            raise ValueError("MultiScaleAttention: position is of single tokens, add it to the input")
+        self.patch_sizes, self.grid = tuple(patch_sizes), grid
+        self.levels = nnx.List(
+            MultiHeadAttention(in_features, h, head_dim=w, dropout_rate=r, rngs=rngs, **choices)
+            for h, w, r in zip(heads, widths, rates)
+        )
+        types = {name: choices[name] for name in ("dtype", "param_dtype", "precision") if name in choices}
+        self.fusion = nnx.Linear(in_features, levels, kernel_init=jax.nn.initializers.zeros, rngs=rngs, **types)
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array | None = None,
+        value: jax.Array | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: None = None,
+        key_padding_mask: jax.Array | None = None,
+        head_gate: jax.Array | None = None,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | jax.Array | None = None,
+        step: int | jax.Array | None = None,
+        return_weights: bool | Literal["average"] = False,
+    ) -> Any:
+        """As `MultiHeadAttention`; `head_gate` covers the heads of all levels in order, weights come as one array a
+        level.
+        """
+        causal = isinstance(mask, CausalMask) and isinstance(mask.offset, int) and mask.offset == 0
+        if bias is not None or not (mask is None or (causal and self.grid is None)):
+            raise ValueError("MultiScaleAttention: mask must be None or CausalMask() (not with grid), and bias None")
+        key = query if key is None else key
+        value = key if value is None else value
+        counts = [level.num_heads for level in self.levels]
+        ends = [sum(counts[: i + 1]) for i in range(len(counts) - 1)]
+        gates = [None] * len(counts) if head_gate is None else jnp.split(head_gate, ends, axis=-1)
+        fusion = jax.nn.softmax(self.fusion(query), axis=-1)
+        outputs, weights = [], []
+        for i, (level, size, gate) in enumerate(zip(self.levels, self.patch_sizes, gates)):
+            pooled, real = pool_patches(key, size, key_padding_mask, self.grid)
+            pooled_value = pooled if value is key else pool_patches(value, size, key_padding_mask, self.grid)[0]
+            own_rngs = rngs if rngs is None or isinstance(rngs, nnx.Rngs) else jax.random.fold_in(rngs, i)
+            result = level(
+                query, pooled, pooled_value, mask=PatchCausalMask(size) if causal else None, key_padding_mask=real,
+                head_gate=gate, deterministic=deterministic, rngs=own_rngs, step=step, return_weights=return_weights,
+            )  # fmt: skip
+            if return_weights:
+                result, level_weights = result
+                weights.append(level_weights)
+            outputs.append(fusion[..., i : i + 1] * result)
+        return (sum(outputs), weights) if return_weights else sum(outputs)

@@ -1,0 +1,66 @@
+"""Relative positions in keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mha_kernels.algebra import Algebra
+from mha_kernels.operands import Tile
+from mha_research.attention.dense import DenseAttention, dense_softmax
+
+
+class ShawAttention(DenseAttention):
+    """e_ij = scale q_i (k_j + a^K_r)^T, z_i = sum_j p_ij (v_j + a^V_r), r = clip(j - i, -k, k). Shaw et al. 2018, eq.
+    3-5.
+
+    The tables (2 k + 1, E) and (2 k + 1, V) are shared by all heads, as in the paper, whose k is 16; either may be left
+    out. The term of a^K is added after a softcap. O(Q K) memory: the value table needs the probabilities themselves.
+    (2 k + 1)(E + V) more parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_heads: int,
+        *sizes: Any,
+        max_distance: int = 16,
+        key_table: bool = True,
+        value_table: bool = True,
+        rngs: nnx.Rngs,
+        **choices: Any,
+    ):
+        super().__init__(in_features, num_heads, *sizes, rngs=rngs, **choices)
+        if max_distance < 1:
+            raise ValueError(f"ShawAttention: max_distance must be at least 1, got {max_distance}")
+        self.max_distance = max_distance
+
+        def table(width: int) -> nnx.Param:
+            shape = (2 * max_distance + 1, width)
+            return nnx.Param(jax.nn.initializers.xavier_uniform()(rngs.params(), shape, self.param_dtype))
+
+        self.key_table = table(self.head_dim) if key_table else None
+        self.value_table = table(self.value_head_dim) if value_table else None
+
+    def _row(self, at: Tile) -> jax.Array:
+        k = self.max_distance
+        return jnp.clip(at.key - at.query, -k, k) + k
+
+    def scores_to_weights(self, scores: jax.Array, query: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
+        if self.key_table is not None:
+            table = self.key_table[...].astype(scores.dtype)
+            by_row = self.scale * jnp.einsum("bqhe,re->bhqr", query.astype(scores.dtype), table)
+            row = jnp.broadcast_to(self._row(at), scores.shape)
+            scores = scores + jnp.take_along_axis(by_row, row, axis=-1)
+        return dense_softmax(scores, at, algebra)
+
+    def mix_values(self, weights: jax.Array, value: jax.Array, at: Tile) -> jax.Array:
+        heads = super().mix_values(weights, value, at)
+        if self.value_table is None:
+            return heads
+        table = self.value_table[...].astype(weights.dtype)
+        member = jax.nn.one_hot(self._row(at)[0, 0], table.shape[0], dtype=weights.dtype)
+        return heads + jnp.einsum("bhqk,qkr,rv->bhqv", weights, member, table, precision=self.precision)
