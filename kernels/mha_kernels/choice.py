@@ -93,7 +93,17 @@ def attend(
 ) -> tuple[jax.Array, HeadStatistics]:
     """Runs the chosen implementation."""
     chosen, _ = choose(implementation, query, key, value, algebra, statistics)
-    if hasattr(chosen, "attend"):
+    if isinstance(chosen, JaxNN):  # it reads scale and window as Python numbers
+        return chosen.attend(query, key, value, algebra, statistics, precision)
+    return _compiled(chosen, query, key, value, algebra, statistics, precision)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6))
+def _compiled(
+    chosen: Any, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+) -> tuple[jax.Array, HeadStatistics]:
+    """Under `jit`, so that a call outside one compiles once, and equal layers inside one are traced once."""
+    if isinstance(chosen, reference.Reference):
         return chosen.attend(query, key, value, algebra, statistics, precision)
     return run(chosen, query, key, value, algebra, statistics, precision)
 

@@ -15,6 +15,7 @@ from mha_kernels.transforms import run
 TILE = 256
 
 
+@jax.jit
 def gram(query: Any, key: Any, algebra: Algebra) -> jax.Array:
     """sum_ij p_a(i, j) p_b(i, j), (B, H, H), by two passes over tiles: log-sum-exp first, then the products."""
     dtype = accumulation_dtype(query, key)

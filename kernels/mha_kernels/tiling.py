@@ -21,7 +21,9 @@ Work = Callable[..., Any]
 
 
 def loop(first: Any, last: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """`fori_loop` over int32, whether or not 64-bit types are enabled."""
+    """`fori_loop` over int32, whether or not 64-bit types are enabled; a single round needs no loop."""
+    if isinstance(first, int) and isinstance(last, int) and last - first == 1:
+        return body(jnp.int32(first), carry)
     return lax.fori_loop(jnp.int32(first), jnp.int32(last), body, carry)
 
 
@@ -226,7 +228,7 @@ class Grid:
     def _range(
         self, algebra: Algebra, programs: Programs, tile: Any, size: int, other_size: int, count: int, keys: bool
     ) -> tuple[Any, Any]:
-        if algebra.mask is None:
+        if algebra.mask is None or count == 1:
             return 0, count
         part = self.part(dataclasses.replace(algebra, bias=None), programs, 0, 0)
         assert part.mask is not None
@@ -276,6 +278,8 @@ class Grid:
 
         if plain is True:
             return simple(carry)
+        if self.tiles_q == self.tiles_k == 1:  # there is nothing to skip
+            return general(carry)
         if part.mask is None:
             return general(carry) if plain is False else lax.cond(plain, simple, general, carry)
         some = jnp.any(some)

@@ -1,0 +1,189 @@
+"""Attention on the CPU beside its peers, interleaved in one process: medians in milliseconds, and ratios.
+
+    python kernels/benchmarks/cpu.py                                  the whole grid
+    python kernels/benchmarks/cpu.py --lengths 512 2048 --cases plain causal --repeats 9
+
+Peers that are not installed (torch, tokamax) are left out and named. Every round runs each contender once, so that
+noise of the machine meets all of them alike; a ratio is of medians, above 1 where mha_kernels is faster.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import mha_kernels as mk
+
+Runs = dict[str, Callable[[], Any]]
+
+
+def operands(case: str, shape: tuple[int, int, int, int]) -> dict[str, Any]:
+    """The arguments of `mha_kernels.attention` for a case, for query (B, L, H, E)."""
+    batch, length, heads, _ = shape
+    table = np.random.default_rng(1).standard_normal((heads, 32)).astype(np.float32)
+    keep = jnp.arange(length)[None] < jnp.full((batch, 1), length - length // 5)
+    return {
+        "plain": {},
+        "causal": {"mask": mk.CausalMask()},
+        "alibi": {"mask": mk.CausalMask(), "bias": mk.AlibiBias(mk.alibi_slopes(heads))},
+        "t5": {"bias": mk.T5Bias(jnp.asarray(table))},
+        "padding": {"mask": mk.KeyPaddingMask(keep)},
+    }[case]
+
+
+def dense(case: str, shape: tuple[int, int, int, int]) -> dict[str, Any]:
+    """The same case as the arrays that peers without biases and masks as functions need."""
+    _, length, heads, _ = shape
+    arguments = operands(case, shape)
+    at = jnp.arange(length)
+    distance = jnp.abs(at[:, None] - at[None])[None, None]
+    if case == "alibi":
+        return {"bias": -mk.alibi_slopes(heads).reshape(1, -1, 1, 1) * distance, "causal": True}
+    if case == "t5":
+        bucket = mk.t5_bucket(at[None] - at[:, None], True)
+        return {"bias": jnp.moveaxis(arguments["bias"].table.T[bucket], -1, 0)[None]}
+    if case == "padding":
+        return {"keep": arguments["mask"].keep[:, None, None, :]}
+    return {"causal": case == "causal"}
+
+
+def ours(case: str, arrays: list[jax.Array], backward: bool, implementation: Any) -> Callable[[], Any]:
+    arguments = operands(case, arrays[0].shape)
+
+    def call(query: Any, key: Any, value: Any) -> Any:
+        return mk.attention(query, key, value, implementation=implementation, **arguments)
+
+    return jitted(call, arrays, backward)
+
+
+def jax_nn(case: str, arrays: list[jax.Array], backward: bool) -> Callable[[], Any]:
+    arguments = dense(case, arrays[0].shape)
+
+    def call(query: Any, key: Any, value: Any) -> Any:
+        return jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            bias=arguments.get("bias"),
+            mask=arguments.get("keep"),
+            is_causal=arguments.get("causal", False),
+        )
+
+    return jitted(call, arrays, backward)
+
+
+def jitted(call: Callable[..., Any], arrays: list[jax.Array], backward: bool) -> Callable[[], Any]:
+    cotangent = jnp.asarray(np.random.default_rng(2).standard_normal(arrays[0].shape), arrays[0].dtype)
+
+    def loss(*arrays: Any) -> Any:
+        return (call(*arrays) * cotangent).sum()
+
+    run = jax.jit(jax.grad(loss, argnums=(0, 1, 2)) if backward else call)
+    return lambda: jax.block_until_ready(run(*arrays))
+
+
+def torch_sdpa(case: str, arrays: list[jax.Array], backward: bool) -> Callable[[], Any]:
+    """PyTorch's fused CPU attention. It knows causal masks and float masks; a float mask beside causal holds -inf."""
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    tensors = [torch.tensor(np.asarray(x)).transpose(1, 2).contiguous().requires_grad_(backward) for x in arrays]
+    arguments = dense(case, arrays[0].shape)
+    mask, causal = None, arguments.get("causal", False)
+    if "bias" in arguments:
+        bias = np.asarray(arguments["bias"])
+        if causal:
+            bias = np.where(np.tri(bias.shape[-1], dtype=bool), bias, -np.inf)
+        mask, causal = torch.tensor(bias), False
+    if "keep" in arguments:
+        mask = torch.tensor(np.asarray(arguments["keep"])).expand(-1, -1, arrays[0].shape[1], -1)
+    cotangent = torch.randn_like(tensors[0])
+
+    def run() -> Any:
+        output = torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=mask, is_causal=causal)
+        return torch.autograd.grad(output, tensors, cotangent) if backward else output
+
+    return run
+
+
+def tokamax_chunked(case: str, arrays: list[jax.Array], backward: bool) -> Callable[[], Any]:
+    import tokamax
+
+    arguments = dense(case, arrays[0].shape)
+
+    def call(query: Any, key: Any, value: Any) -> Any:
+        return tokamax.dot_product_attention(
+            query,
+            key,
+            value,
+            bias=arguments.get("bias"),
+            mask=arguments.get("keep"),
+            is_causal=arguments.get("causal", False),
+            implementation="xla_chunked",
+        )
+
+    return jitted(call, arrays, backward)
+
+
+def contenders(case: str, arrays: list[jax.Array], backward: bool, tiles: list[str]) -> Runs:
+    """What runs in this case, by name; `tiles` adds blockwise with explicit tile sizes, as 512x256."""
+    runs: Runs = {"blockwise": ours(case, arrays, backward, "blockwise")}
+    for size in tiles:
+        runs[size] = ours(case, arrays, backward, mk.Blockwise(*map(int, size.split("x"))))
+    for name, make in (("torch", torch_sdpa), ("tokamax", tokamax_chunked), ("jax.nn", jax_nn)):
+        try:
+            runs[name] = make(case, arrays, backward)
+        except ImportError as error:
+            print(f"  {name} left out: {error}")
+    return runs
+
+
+def medians(runs: Runs, repeats: int) -> dict[str, float]:
+    """Median seconds of each contender over interleaved rounds, after one round to compile."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
+    parser.add_argument("--cases", nargs="+", default=["plain", "causal", "alibi", "t5", "padding"])
+    parser.add_argument("--shape", type=int, nargs=3, default=[1, 8, 64], metavar=("B", "H", "E"))
+    parser.add_argument("--tiles", nargs="*", default=[], help="tile sizes to run beside the rule's, as 512x256")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=["forward", "both"])
+    parser.add_argument("--json", help="file to write the results to")
+    options = parser.parse_args()
+    batch, heads, width = options.shape
+    results = []
+    for case in options.cases:
+        for length in options.lengths:
+            random = np.random.default_rng(0)
+            arrays = [jnp.asarray(random.standard_normal((batch, length, heads, width)), jnp.float32) for _ in range(3)]
+            for which in options.passes:
+                found = medians(contenders(case, arrays, which == "both", options.tiles), options.repeats)
+                results.append({"case": case, "length": length, "pass": which, "seconds": found})
+                base = found["blockwise"]
+                cells = ", ".join(f"{name} {1e3 * s:.1f} ms ({s / base:.2f})" for name, s in found.items())
+                print(f"{case:8} L {length:5} {which:8} {cells}", flush=True)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(results, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
