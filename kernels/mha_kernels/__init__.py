@@ -20,6 +20,7 @@ from mha_kernels.choice import Plan
 from mha_kernels.dropout import Dropout
 from mha_kernels.masks import CausalMask, DenseMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
 from mha_kernels.operands import axes
+from mha_kernels.sharding import sharded
 from mha_kernels.swap import dot_product_attention
 
 __all__ = [
@@ -49,5 +50,6 @@ __all__ = [
     "dot_product_attention",
     "explain",
     "head_gram",
+    "sharded",
     "t5_bucket",
 ]

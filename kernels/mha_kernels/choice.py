@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from mha_kernels import reference
+from mha_kernels import reference, sharding
 from mha_kernels.algebra import Algebra, HeadStatistics
 from mha_kernels.blockwise import Blockwise
 from mha_kernels.transforms import run
@@ -95,7 +95,14 @@ def attend(
     chosen, _ = choose(implementation, query, key, value, algebra, statistics)
     if isinstance(chosen, JaxNN):  # it reads scale and window as Python numbers
         return chosen.attend(query, key, value, algebra, statistics, precision)
-    return _compiled(chosen, query, key, value, algebra, statistics, precision)
+
+    def work(query: Any, key: Any, value: Any, algebra: Algebra) -> Any:
+        return _compiled(chosen, query, key, value, algebra, statistics, precision)
+
+    spread = sharding.active()
+    if spread is not None:
+        return sharding.run(spread, work, query, key, value, algebra)
+    return work(query, key, value, algebra)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
