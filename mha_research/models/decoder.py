@@ -42,6 +42,11 @@ class Block(nnx.Module):
         x = self._residual(x, attend, self.attention_norm, keys[1])
         return self._residual(x, self.mlp, self.mlp_norm, keys[2])
 
+    def attention_weights(self, x: jax.Array, mask: Mask) -> jax.Array:
+        """The probabilities (B, H, L, L) with which the block attends, before any dropout."""
+        x = self.attention_norm(x) if self.norm_placement == "pre" else x
+        return self.attention(x, mask=mask, return_weights=True)[1]
+
     def decode(self, x: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         """The same for T more tokens (B, T, D) after those in the cache."""
         new_cache = cache
@@ -60,6 +65,11 @@ class Block(nnx.Module):
         if self.norm_placement == "pre":
             return x + dropout(branch(norm(x)), self.dropout_rate, key)
         return norm(x + dropout(branch(x), self.dropout_rate, key))
+
+
+def _mask(segments: jax.Array | None) -> Mask:
+    """Causal, and within a document where `segments` (B, L) tells documents apart."""
+    return CausalMask() if segments is None else CausalMask() & SegmentMask(segments, segments)
 
 
 class DecoderCache(NamedTuple):
@@ -145,16 +155,22 @@ class DecoderLM(nnx.Module):
         `positions` (B, L) counts from 0 in each packed document (0 ... L-1 unless given); tokens of unequal `segments`
         (B, L) do not see each other. A `key` turns every dropout on; without one the result is deterministic.
         """
-        mask: Mask = CausalMask()
-        if segments is not None:
-            mask = mask & SegmentMask(segments, segments)
-        if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None]
+        mask = _mask(segments)
         keys = [None] * (len(self.blocks) + 1) if key is None else list(jax.random.split(key, len(self.blocks) + 1))
         x = dropout(self._embed(tokens, positions), self.dropout_rate, keys[-1])
         for block, block_key in zip(self.blocks, keys):
             x = self._apply(block, x, mask, block_key, step)
         return self._logits(x)
+
+    def attention_weights(
+        self, tokens: jax.Array, positions: jax.Array | None = None, segments: jax.Array | None = None
+    ) -> list[jax.Array]:
+        """What every head attends to: (B, H, L, L) for each layer, rows are queries. Dense, for looking at."""
+        x, mask, weights = self._embed(tokens, positions), _mask(segments), []
+        for block in self.blocks:
+            weights.append(block.attention_weights(x, mask))
+            x = block(x, mask)
+        return weights
 
     def init_cache(self, batch_size: int, capacity: int) -> DecoderCache:
         """An empty cache for `capacity` tokens of each of `batch_size` sequences."""
@@ -179,7 +195,8 @@ class DecoderLM(nnx.Module):
         graphdef, state = nnx.split(block)
         return jax.checkpoint(lambda state, *args: nnx.merge(graphdef, state)(*args))(state, x, mask, key, step)
 
-    def _embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    def _embed(self, tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
+        positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
         d_model = self.embed.features
         x = self.embed(tokens)
         if self.table is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mha_kernels import CausalMask
 from mha_research.attention import Alibi, MultiHeadAttention, Rotary
 from mha_research.models import DecoderLM, sample
 
@@ -133,9 +134,9 @@ def test_half_precision_computes_close_to_single_with_single_parameters(dtype: A
 
 
 def test_learned_positions_beyond_the_table_are_not_a_number() -> None:
-    logits = run(make(position="learned"), jnp.zeros((1, LENGTH + 2), jnp.int32))
-    assert jnp.isfinite(logits[:, :LENGTH]).all()
-    assert jnp.isnan(logits[:, LENGTH:]).all()
+    model = make(position="learned")
+    assert jnp.isfinite(run(model, jnp.zeros((1, LENGTH), jnp.int32))).all()
+    assert jnp.isnan(run(model, jnp.zeros((1, LENGTH + 2), jnp.int32))[:, LENGTH:]).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"activation": "swiglu", "tie_embeddings": False, "mlp_width": 40}])
@@ -147,6 +148,22 @@ def test_flops_are_near_what_xla_counts(options: dict[str, Any]) -> None:
     forward = jax.jit(lambda state, tokens: nnx.merge(graphdef, state)(tokens))
     cost = forward.lower(state, jnp.zeros((3, 48), jnp.int32)).compile().cost_analysis()
     assert 3 * model.forward_flops(48) == pytest.approx(cost["flops"], rel=0.08)
+
+
+@pytest.mark.parametrize("norm_placement", ["pre", "post"])
+def test_attention_weights_are_those_that_the_model_uses(norm_placement: str, tokens: jax.Array) -> None:
+    """Rebuilds the output of a layer from its weights: values and output projection are linear in them."""
+    model = make(Rotary(), num_layers=2, norm_placement=norm_placement)
+    weights = model.attention_weights(tokens)
+    assert [layer.shape for layer in weights] == [(2, 3, LENGTH, LENGTH)] * 2
+    x = model.embed(tokens)
+    block = model.blocks[0]
+    inputs = block.attention_norm(x) if norm_placement == "pre" else x
+    heads = jnp.einsum("bhij,bjhe->bihe", weights[0], block.attention.value(inputs))
+    np.testing.assert_allclose(block.attention.output(heads), block.attention(inputs, mask=CausalMask()), atol=1e-6)
+    for layer in weights:
+        np.testing.assert_allclose(layer.sum(-1), 1, atol=1e-6)
+        np.testing.assert_array_equal(np.triu(layer, 1), 0)
 
 
 def test_flops_by_hand() -> None:
