@@ -12,15 +12,14 @@ from typing import Any
 
 from experiments import train
 
-CONFIG = "configs/char_lm.py"
+CONFIG = Path(__file__).parents[1] / "configs/char_lm.py"
 _SHOWN_CHARACTERS = 40
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command and returns its exit code, that of `experiments.train` when training did not finish."""
     workdir = next((value for name, _, value in (a.partition("=") for a in arguments) if name == "--workdir"), "")
-    given = [f"--config={CONFIG}", "--config.run.sample_length=300", *arguments]
-    if code := train.main(given):
+    if code := train.main([f"--config={CONFIG}", *arguments]):
         return code
     for path in draw(Path(workdir)):
         print(f"drawn: {path}")
@@ -44,6 +43,7 @@ def draw(workdir: Path) -> list[Path]:
 
 def _heads(workdir: Path) -> tuple[list[Any], list[str]]:
     """What every head of the trained model attends to, (H, L, L) a layer, and the L characters that it reads."""
+    import jax
     import jax.numpy as jnp
     import numpy as np
 
@@ -58,7 +58,7 @@ def _heads(workdir: Path) -> tuple[list[Any], list[str]]:
         _, state = checkpoints.restore(program.init(config.seed))
     text = task.corpus.valid[0][:_SHOWN_CHARACTERS]
     tokens = jnp.asarray(task.vocabulary.encode(text), jnp.int32)[None]
-    weights = program.model(state["params"]).attention_weights(tokens)
+    weights = jax.jit(lambda params: program.model(params).attention_weights(tokens))(state["params"])
     return [np.asarray(layer[0]) for layer in weights], [{" ": "\u2423", "\n": "\u21b5"}.get(c, c) for c in text]
 
 

@@ -28,10 +28,11 @@ def execute(document: Path, block: Block, namespace: dict) -> None:
     if block.language == "python":
         exec(compile("\n" * (block.line - 1) + block.code, str(document), "exec"), namespace)
     elif block.language == "bash":
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        # As after an editable install of this checkout: `python` is this interpreter and finds mha_kernels.
+        paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}/kernels"}
         run = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block.code],
-            env=os.environ | {"PATH": path},
+            env=os.environ | paths,
             capture_output=True,
             text=True,
             check=False,
