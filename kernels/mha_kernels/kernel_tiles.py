@@ -1,0 +1,244 @@
+"""What the Pallas drivers share: sizes, the forms an operand takes in a kernel, and which tiles are visited.
+
+A kernel is one program for each (batch, head, tile) and walks over the tiles of the other length. Nothing here knows
+which machine it runs on, and nothing here is attention mathematics: masks say themselves which tiles are empty.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mha_kernels import reference, tile
+from mha_kernels.algebra import Algebra
+from mha_kernels.biases import CornerBias
+from mha_kernels.operands import Tile, lookup_by_select
+
+LONGEST_TABLE = 512  # entries; each costs a comparison and a select at every score
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The sizes of a problem and of its tiles; padded lengths are whole tiles."""
+
+    batch: int
+    heads: int
+    groups: int
+    length_q: int
+    length_k: int
+    query_tile: int
+    key_tile: int
+
+    @property
+    def tiles_q(self) -> int:
+        return -(-self.length_q // self.query_tile)
+
+    @property
+    def tiles_k(self) -> int:
+        return -(-self.length_k // self.key_tile)
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Padded query and key length."""
+        return self.tiles_q * self.query_tile, self.tiles_k * self.key_tile
+
+    @property
+    def repeats(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.heads // self.groups
+
+    def head_first(self, array: jax.Array, length: int, fill: float = 0) -> jax.Array:
+        """(B, L, n, ...) to (B, n, length, ...), padded."""
+        return pad(array.swapaxes(1, 2), {2: length}, fill)
+
+    def row(self, leaf: jax.Array, batch: Any) -> Any:
+        """Which row of a leaf with R rows example `batch` reads."""
+        return batch * leaf.shape[0] // self.batch if leaf.shape[0] > 1 else 0
+
+    def pad_algebra(self, algebra: Algebra) -> Algebra:
+        """The algebra with its per-query and per-key arrays padded to whole tiles."""
+        length_q, length_k = self.padded
+
+        def whole(leaf: jax.Array) -> jax.Array:
+            grown = {axis: n for axis, n in ((2, length_q), (3, length_k)) if leaf.shape[axis] > 1}
+            return pad(leaf, grown)
+
+        return jax.tree.map(whole, algebra)
+
+
+def pad(array: jax.Array, lengths: dict[int, int], fill: float = 0) -> jax.Array:
+    """The array grown at the end of some axes to the given lengths."""
+    widths = [(0, lengths.get(axis, size) - size) for axis, size in enumerate(array.shape)]
+    return array if all(width == (0, 0) for width in widths) else jnp.pad(array, widths, constant_values=fill)
+
+
+def form(leaf: Any) -> str:
+    """What an aligned leaf is to one tile: "scalar", "table" (scalars), "row" (per query), "column" (per key) or "full"."""
+    _, _, length_q, length_k, *rest = leaf.shape
+    if rest:
+        return "table" if length_q == length_k == 1 else "unknown"
+    return {(False, False): "scalar", (True, False): "row", (False, True): "column"}.get((length_q > 1, length_k > 1), "full")
+
+
+class Table:
+    """The entries of a table in a kernel, where no array has a third axis: `table[..., e]` is one scalar (or a per-row copy).
+
+    probe: (e, rows) makes entry e take the values `rows` wherever it is looked up; differentiating with respect to `rows`
+    gives the gradient of that entry alone.
+    """
+
+    def __init__(self, entry: Any, count: int, dtype: Any, probe: Any = None) -> None:
+        self.entry, self.dtype, self.probe = entry, dtype, probe
+        self.shape, self.ndim = (1, 1, count), 3
+
+    def __getitem__(self, index: Any) -> Any:
+        if not (isinstance(index, tuple) and len(index) == 2 and index[0] is Ellipsis):
+            raise TypeError(f"a table in a kernel is read as table[..., e]; came [{index!r}]")
+        return self.entry(index[1])
+
+
+def lookup(table: Table, index: jax.Array) -> jax.Array:
+    """`lookup_by_select`, seeing the probe."""
+    found = lookup_by_select(table, index)  # type: ignore[arg-type]
+    if table.probe is None:
+        return found
+    entry, rows = table.probe
+    fixed = jax.lax.stop_gradient(rows)
+    return found + jnp.where(index == entry, rows - fixed, 0)
+
+
+def unsupported(algebra: Algebra, sizes: Sizes) -> str | None:
+    """Why no kernel can hold an operand of the algebra; None where it can."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(algebra):
+        name = jax.tree_util.keystr(path).lstrip(".")
+        if form(leaf) == "unknown":
+            return f"{name} has trailing axes and one per query or key, shape {leaf.shape}"
+        if form(leaf) == "table" and leaf.shape[-1] > LONGEST_TABLE:
+            return f"{name} has {leaf.shape[-1]} entries; a kernel compares every score with each, at most {LONGEST_TABLE}"
+        if leaf.dtype == jnp.float64:
+            return f"{name} is float64"
+    return None
+
+
+class Visits(NamedTuple):
+    """Which tiles of the other length each program visits.
+
+    first, count: int32 (B, H, tiles): it visits `count` tiles from `first` on; none where the gate is closed.
+    kinds: int32 (R|1, H|1, tiles of queries, tiles of keys), 0 empty, 1 mixed, 2 full; None where positions alone decide.
+    """
+
+    first: jax.Array
+    count: jax.Array
+    kinds: Any
+
+
+def visits(algebra: Algebra, sizes: Sizes, keys: bool) -> Visits:
+    """The visits of tiles of keys by tiles of queries (`keys`), or the other way round; `algebra` is padded."""
+    some, every = _kinds(algebra, sizes)
+    some = some & jnp.ones((sizes.tiles_q, sizes.tiles_k, 1, 1), bool)
+    axis, tiles = (1, sizes.tiles_k) if keys else (0, sizes.tiles_q)
+    place = jnp.arange(tiles, dtype=jnp.int32).reshape((1, -1, 1, 1) if keys else (-1, 1, 1, 1))
+    first = jnp.where(some, place, tiles).min(axis=axis)
+    count = jnp.maximum(jnp.where(some, place + 1, 0).max(axis=axis) - first, 0)
+    first, count = (_by_program(bound, sizes) for bound in (jnp.where(count > 0, first, 0), count))
+    if algebra.head_gate is not None:
+        gate = _by_program(algebra.head_gate.reshape(1, *algebra.head_gate.shape[:2]), sizes)
+        count = jnp.where(gate == 0, 0, count)
+    kinds = None
+    if any(form(leaf) != "scalar" for leaf in jax.tree.leaves(algebra.mask)):
+        kinds = jnp.where(some, 1 + every.astype(jnp.int32), 0).transpose(2, 3, 0, 1)
+    return Visits(first, count, kinds)
+
+
+def _by_program(array: jax.Array, sizes: Sizes) -> jax.Array:
+    """(n, R, H|1) to (B, H, n)."""
+    n, rows, heads = array.shape
+    shape = (n, rows, sizes.batch // rows, sizes.heads)
+    return jnp.broadcast_to(array[:, :, None, :], shape).reshape(n, sizes.batch, sizes.heads).transpose(1, 2, 0)
+
+
+def _kinds(algebra: Algebra, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+    """(some, every) of the mask on all tiles at once, each (tiles_q|1, tiles_k|1, R|1, H|1)."""
+    if algebra.mask is None:
+        true = jnp.ones((1, 1, 1, 1), bool)
+        return true, true
+
+    def split(leaf: jax.Array) -> jax.Array:
+        rows, heads, length_q, length_k, *rest = leaf.shape
+        cut_q = (sizes.tiles_q, sizes.query_tile) if length_q > 1 else (1, 1)
+        cut_k = (sizes.tiles_k, sizes.key_tile) if length_k > 1 else (1, 1)
+        leaf = leaf.reshape(rows, heads, *cut_q, *cut_k, *rest)
+        return leaf.transpose(2, 4, 0, 1, 3, 5, *range(6, leaf.ndim))
+
+    place = algebra.positions
+    first_q = place.query.reshape(-1) + sizes.query_tile * jnp.arange(sizes.tiles_q, dtype=jnp.int32)
+    first_k = place.key.reshape(-1) + sizes.key_tile * jnp.arange(sizes.tiles_k, dtype=jnp.int32)
+    first_q, first_k = first_q.reshape(-1, 1, 1, 1, 1, 1), first_k.reshape(1, -1, 1, 1, 1, 1)
+    within_q = jnp.arange(sizes.query_tile, dtype=jnp.int32).reshape(1, 1, 1, 1, -1, 1)
+    within_k = jnp.arange(sizes.key_tile, dtype=jnp.int32).reshape(1, 1, 1, 1, 1, -1)
+    spans = (first_q, first_q + sizes.query_tile - 1), (first_k, first_k + sizes.key_tile - 1)
+    at = Tile(None, None, first_q + within_q, first_k + within_k, *spans, lookup)
+    flags = jax.tree.map(split, algebra.mask).kind(at)
+    some, every = (jnp.broadcast_to(jnp.asarray(f), (1,) * (6 - jnp.ndim(f)) + jnp.shape(f)).squeeze((4, 5)) for f in flags)
+    return some, every
+
+
+def reduce_all(flag: Any) -> Any:
+    """A promise of an operand as a scalar: those of one tile have at most one entry."""
+    return flag if isinstance(flag, bool) or jnp.ndim(flag) == 0 else flag.reshape(())
+
+
+def kind_of(at: Tile, algebra: Algebra, kind: Any) -> tuple[Any, Any]:
+    """(some, plain) of one tile: is there anything to do, and is it so simple that `simplest` will do.
+
+    kind: the entry of `Visits.kinds`, None where positions alone decide.
+    """
+    some: Any = True
+    plain: Any = True
+    if kind is not None:
+        some, plain = kind > 0, kind == 2
+    elif algebra.mask is not None:
+        some, plain = (reduce_all(flag) for flag in algebra.mask.kind(at))
+    if at.end is not None:
+        plain = plain & (at.key_span[1] < at.end)
+    if algebra.bias is not None:
+        plain = plain & reduce_all(algebra.bias.constant(at))
+    return some, plain
+
+
+def simplest(algebra: Algebra) -> Algebra:
+    """The algebra on a tile that is full and on which the bias is constant."""
+    bias = None if algebra.bias is None else CornerBias(algebra.bias)
+    return dataclasses.replace(algebra, mask=None, bias=bias)
+
+
+def clean(query: jax.Array, key: jax.Array, value: jax.Array, algebra: Algebra, sizes: Sizes) -> tuple[jax.Array, ...]:
+    """The arrays with the rows that are in no allowed pair set to zero, where they hold anything that is not finite.
+
+    0 * NaN is NaN, and a kernel multiplies whole tiles. Looking for such content costs one pass over the arrays; only when
+    there is some are the rows found exactly, in O(Q K) time and O(L) memory.
+    """
+    if algebra.mask is None and not (algebra.bias is not None and algebra.bias.forbids):
+        return query, key, value
+
+    def exact(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, ...]:
+        whole = jax.tree.map(lambda leaf: jnp.repeat(leaf, sizes.batch // leaf.shape[0], axis=0), algebra)
+        at = reference.whole(whole, sizes.length_q, sizes.length_k)
+        shape = (sizes.batch, sizes.heads, sizes.length_q, sizes.length_k)
+        allowed = jnp.broadcast_to(tile.tile_allowed(at, whole), shape)
+        kept = tile.keep_used(query.swapaxes(1, 2), allowed, axis=-1).swapaxes(1, 2)
+        return kept, reference.clean_keys(key, allowed), reference.clean_keys(value, allowed)
+
+    finite = jnp.isfinite(query).all() & jnp.isfinite(key).all() & jnp.isfinite(value).all()
+    return jax.lax.cond(finite, lambda *arrays: arrays, exact, query, key, value)
+
+
+def sum_to_leaf(found: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Sums the gradients of all programs, (B, H, q, k, ...), to the shape of the leaf they share; cuts padding off."""
+    rows, heads, length_q, length_k = leaf.shape[:4]
+    found = found.reshape(rows, -1, *found.shape[1:]).sum(axis=1)
+    for axis, size in ((1, heads), (2, length_q), (3, length_k)):
+        if size == 1:
+            found = found.sum(axis=axis, keepdims=True)
+    return found[:, :, :length_q, :length_k].reshape(leaf.shape).astype(leaf.dtype)
