@@ -125,7 +125,7 @@ class Visits(NamedTuple):
     """Which tiles of the other length each program visits.
 
     first, count: int32 (B, H, tiles): it visits `count` tiles from `first` on; none where the gate is closed.
-    kinds: int32 (R|1, H|1, tiles of queries, tiles of keys), 0 empty, 1 mixed, 2 full; None where positions alone decide.
+    kinds: int32 (R|1, H|1, tiles of queries, 1, tiles of keys), 0 empty, 1 mixed, 2 full; None where positions alone decide.
     """
 
     first: jax.Array
@@ -147,7 +147,7 @@ def visits(algebra: Algebra, sizes: Sizes, keys: bool) -> Visits:
         count = jnp.where(gate == 0, 0, count)
     kinds = None
     if any(form(leaf) != "scalar" for leaf in jax.tree.leaves(algebra.mask)):
-        kinds = jnp.where(some, 1 + every.astype(jnp.int32), 0).transpose(2, 3, 0, 1)
+        kinds = jnp.where(some, 1 + every.astype(jnp.int32), 0).transpose(2, 3, 0, 1)[:, :, :, None, :]
     return Visits(first, count, kinds)
 
 

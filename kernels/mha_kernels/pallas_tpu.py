@@ -174,16 +174,16 @@ class Blocks:
         return self._spec((1, self.sizes.key_tile), lambda b, h, i, j: (b, h, 0, j))
 
     def kinds(self, seen: Visits) -> pl.BlockSpec | None:
-        """Of the kinds of tiles, one row of them a tile of queries, in SMEM."""
+        """Of the kinds of tiles (R, H, tiles of queries, 1, tiles of keys), one row of them a tile of queries, in SMEM."""
         if seen.kinds is None:
             return None
-        rows, heads, _, tiles_k = seen.kinds.shape
+        rows, heads, _, _, tiles_k = seen.kinds.shape
 
         def index(*ids: Any) -> tuple[Any, ...]:
             b, h, i, _ = self.place(*ids)
-            return self.sizes.row(seen.kinds, b), h if heads > 1 else 0, i, 0
+            return self.sizes.row(seen.kinds, b), h if heads > 1 else 0, i, 0, 0
 
-        return pl.BlockSpec((1, 1, 1, tiles_k), index, memory_space=pltpu.SMEM)
+        return pl.BlockSpec((1, 1, 1, 1, tiles_k), index, memory_space=pltpu.SMEM)
 
     def _spec(self, block: tuple[int, int], index: Callable[..., tuple]) -> pl.BlockSpec:
         return pl.BlockSpec((1, 1, *block), lambda *ids: index(*self.place(*ids)))
@@ -253,7 +253,7 @@ class Operands:
 
     def each_kind(self, active: Any, at: Tile, algebra: Algebra, kinds: Any, j: Any, work: Callable[..., None]) -> None:
         """work(at, simplify) where the step is active and its tile not empty, in the form that its kind needs."""
-        some, plain = kernel_tiles.kind_of(at, algebra, None if kinds is None else kinds[0, 0, 0, j])
+        some, plain = kernel_tiles.kind_of(at, algebra, None if kinds is None else kinds[0, 0, 0, 0, j])
         active = active & some
         if plain is not False:
             pl.when(active & plain)(lambda: work(at._replace(end=None), kernel_tiles.simplest))
