@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_kernels import reference, tile
-from mha_kernels.algebra import Algebra
+from mha_kernels.algebra import Algebra, partition
 from mha_kernels.biases import CornerBias
 from mha_kernels.operands import Tile, lookup_by_select
 
@@ -211,6 +211,59 @@ def simplest(algebra: Algebra) -> Algebra:
     """The algebra on a tile that is full and on which the bias is constant."""
     bias = None if algebra.bias is None else CornerBias(algebra.bias)
     return dataclasses.replace(algebra, mask=None, bias=bias)
+
+
+class TileGradients(NamedTuple):
+    """What one tile gives: dropped probabilities, the cotangents of its products, of its leaves, and of its scores."""
+
+    weights: jax.Array
+    product: jax.Array
+    leaves: dict[int, jax.Array]
+    scores: jax.Array
+
+
+def is_table(leaf: Any) -> bool:
+    return isinstance(leaf, Table)
+
+
+def tile_gradients(
+    product: Any, of_weights: Any, rows: dict[str, Any], at: Tile, algebra: Algebra, simplify: Any, values: dict[int, Any]
+) -> TileGradients:
+    """The backward pass of one tile, between the two products that lead to it and those that follow.
+
+    product: q.k. of_weights: output cotangent . v. rows: "lse of softmax", "correction" and the cotangents of statistics.
+    values: the leaves to differentiate by number, in the shape that their gradient is wanted in.
+    """
+    cotangents = {name: row for name, row in rows.items() if name not in ("lse of softmax", "correction")}
+    part, lse = simplify(algebra), rows["lse of softmax"]
+    _, rebuild = partition_tiles(algebra, tuple(values))
+
+    def scores_of(product: jax.Array, values: dict[int, Any]) -> jax.Array:
+        return tile.tile_scores(product, at, simplify(rebuild([values[n] for n in sorted(values)])))
+
+    scores, pull_back = jax.vjp(scores_of, product, values)
+    weights = tile.normalised(scores, lse)
+    of_scores = tile.score_gradient(weights, scores - lse, of_weights, rows["correction"], cotangents, at, part)
+    of_product, of_leaves = pull_back(of_scores)
+    return TileGradients(tile.dropped(weights, at, part), of_product, of_leaves, of_scores)
+
+
+def entry_gradient(of_scores: Any, which: int, entry: Any, at: Tile, algebra: Algebra, simplify: Any) -> jax.Array:
+    """The gradient (Qt, 1) of one entry of a table, leaf number `which`: one at a time, for many do not fit in registers."""
+    (table,), rebuild = partition_tiles(algebra, (which,))
+
+    def scores_of(rows: jax.Array) -> jax.Array:
+        probed = Table(table.entry, table.shape[-1], table.dtype, probe=(entry, rows))
+        return tile.tile_scores(jnp.zeros_like(of_scores), at, simplify(rebuild([probed])))
+
+    _, pull_back = jax.vjp(scores_of, jnp.zeros((of_scores.shape[0], 1), of_scores.dtype))
+    return pull_back(of_scores)[0]
+
+
+def partition_tiles(algebra: Algebra, chosen: tuple[int, ...]) -> tuple[list, Any]:
+    """`partition` of the algebra on a tile, where tables are leaves too."""
+    count = len(jax.tree.leaves(algebra, is_leaf=is_table))
+    return partition(algebra, tuple(n in chosen for n in range(count)))
 
 
 def clean(query: jax.Array, key: jax.Array, value: jax.Array, algebra: Algebra, sizes: Sizes) -> tuple[jax.Array, ...]:

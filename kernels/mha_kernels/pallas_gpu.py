@@ -20,7 +20,7 @@ from mha_kernels import kernel_tiles, tile
 from mha_kernels.algebra import Algebra
 from mha_kernels.kernel_tiles import Sizes, Table, Visits, form
 from mha_kernels.operands import Tile
-from mha_kernels.registers import Orientation, Value, columns, full, rows, scalar
+from mha_kernels.registers import Made, Orientation, Value, columns, full, rows, scalar
 
 try:
     from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -72,18 +72,20 @@ class PallasGPU:
             if form(leaf) == "table" and leaf.shape[-1] > LONGEST_TABLE:
                 name = jax.tree_util.keystr(path).lstrip(".")
                 return f"{name} has {leaf.shape[-1]} entries; pallas_gpu compares every score with each, at most {LONGEST_TABLE}"
-        return kernel_tiles.unsupported(algebra, self.sizes(query, key, value))
+        return kernel_tiles.unsupported(algebra, self.sizes(query, key, value, algebra))
 
-    def sizes(self, query: Any, key: Any, value: Any) -> Sizes:
+    def sizes(self, query: Any, key: Any, value: Any, algebra: Algebra) -> Sizes:
         (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
-        key_tile = self.key_tile or (128 if width_of(query, value) <= 128 else 64)
+        # Looking up a table holds an index and a value beside every score: half a tile more does not fit in registers.
+        small = width_of(query, value) > 128 or any(form(leaf) == "table" for leaf in jax.tree.leaves(algebra))
+        key_tile = self.key_tile or (64 if small else 128)
         return Sizes(batch, heads, groups, length_q, length_k, COMPUTE * WARPGROUP_ROWS, key_tile)
 
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """See `transforms.Driver`. Products of 16-bit numbers are exact in float32: `precision` has nothing to choose."""
-        sizes, width = self.sizes(query, key, value), width_of(query, value)
+        sizes, width = self.sizes(query, key, value, algebra), width_of(query, value)
         length_q, length_k = sizes.padded
         arrays = kernel_tiles.clean(query, key, value, algebra, sizes)
         q, k, v = (
@@ -230,30 +232,32 @@ class Operands:
             return scalar(_truth(leaf, ref[line, 0]))
         if kind == "table":
             return [scalar(ref[line, entry]) for entry in range(leaf.shape[-1])]
-        layouts = layouts_of(orientation)
         if kind == "row":
             part = ref.at[line, pl.ds(first_q, orientation.query_tile)]
-            return rows(_truth(leaf, plgpu.load(part, layout=layouts["q"], optimized=False)))
+            return rows(loaded(leaf, part, layout_of(orientation, "q")))
         if kind == "column":
             part = ref.at[line, pl.ds(first_k, orientation.key_tile)]
-            return columns(_truth(leaf, plgpu.load(part, layout=layouts["k"], optimized=False)))
+            return columns(loaded(leaf, part, layout_of(orientation, "k")))
         part = ref.at[row, head, pl.ds(first_q, orientation.query_tile), pl.ds(first_k, orientation.key_tile)]
         if orientation.key_first:
             part = part.transpose((1, 0))
-        return full(_truth(leaf, plgpu.load(part, layout=plgpu.Layout.WGMMA, optimized=False)))
+        return full(loaded(leaf, part, plgpu.Layout.WGMMA))
 
     def at(self, algebra: Algebra, first_q: Any, first_k: Any, orientation: Orientation) -> "Place":
         """Positions of the tile at (first_q, first_k) of a padded problem."""
-        place, layouts = algebra.positions, layouts_of(orientation)
+        place = algebra.positions
         start_q, start_k = place.query.array + first_q, place.key.array + first_k
-        query = start_q + plgpu.broadcasted_iota(jnp.int32, (orientation.query_tile,), 0, layout=layouts["q"])
-        key = start_k + plgpu.broadcasted_iota(jnp.int32, (orientation.key_tile,), 0, layout=layouts["k"])
+
+        def along(letter: str, start: Any) -> Made:
+            size, layout = orientation.size(letter), layout_of(orientation, letter)
+            return Made(lambda: start + plgpu.broadcasted_iota(jnp.int32, (size,), 0, layout=layout), jnp.int32)
+
         spans = (start_q, start_q + orientation.query_tile - 1), (start_k, start_k + orientation.key_tile - 1)
         spans = jax.tree.map(scalar, spans)
         end = None
         if self.sizes.padded[1] != self.sizes.length_k:
             end = scalar(place.key.array + self.sizes.length_k)
-        return Place(place.batch, place.head, rows(query), columns(key), *spans, None, end)
+        return Place(place.batch, place.head, rows(along("q", start_q)), columns(along("k", start_k)), *spans, None, end)
 
     def kind(self, kinds: Any, at: "Place", algebra: Algebra, b: Any, h: Any, i: Any, j: Any) -> Any:
         """0 nothing to do, 1 the general case, 2 simple: which branch the tile takes; a number where it is always the same."""
@@ -286,10 +290,24 @@ def tables(algebra: Any) -> Any:
     return jax.tree.map(wrap, algebra, is_leaf=lambda leaf: type(leaf) is list)
 
 
-def layouts_of(orientation: Orientation) -> dict[str, Any]:
-    """The register layouts of vectors along queries and along keys."""
-    first, second = ("k", "q") if orientation.key_first else ("q", "k")
-    return {first: plgpu.Layout.WGMMA.reduce(1), second: plgpu.Layout.WGMMA.reduce(0)}
+def oriented(query_tile: int, key_tile: int, key_first: bool = False) -> Orientation:
+    """Tiles in the layout of a tensor-core product, rows and columns in those that its reductions have."""
+
+    def layout(array: Any, letters: tuple[str, ...]) -> Any:
+        return plgpu.layout_cast(array, plgpu.Layout.WGMMA if len(letters) == 2 else layout_of(orientation, letters[0]))
+
+    orientation = Orientation(query_tile, key_tile, layout, key_first)
+    return orientation
+
+
+def layout_of(orientation: Orientation, letter: str) -> Any:
+    """The register layout of a vector along queries, "q", or along keys, "k"."""
+    return plgpu.Layout.WGMMA.reduce(1 - orientation.order(("q", "k")).index(letter))
+
+
+def loaded(leaf: Any, ref: Any, layout: Any) -> Made:
+    """What lies at `ref` in global memory, brought to registers where it is used."""
+    return Made(lambda: _truth(leaf, plgpu.load(ref, layout=layout, optimized=False)), leaf.dtype)
 
 
 def _truth(leaf: jax.Array, value: Any) -> Any:
@@ -339,7 +357,7 @@ class _Forward:
         b, h, i = (lax.axis_index(name) for name in ("batch", "heads", "tiles"))
         mine = lax.axis_index("warpgroup")
         first, count = seen.first[b, h, i], seen.count[b, h, i]
-        orientation = Orientation(WARPGROUP_ROWS, sizes.key_tile)
+        orientation = oriented(WARPGROUP_ROWS, sizes.key_tile)
         first_q = i * sizes.query_tile + mine * WARPGROUP_ROWS
         place = (b, pl.ds(first_q, WARPGROUP_ROWS), h)
 
@@ -348,7 +366,7 @@ class _Forward:
             plgpu.copy_gmem_to_smem(query.at[place], buffer, scratch["arrived"].at[mine])
             plgpu.barrier_wait(scratch["arrived"].at[mine])
             start = orientation.run(functools.partial(tile.softmax_start, (WARPGROUP_ROWS, 1), jnp.float32, self.statistics))
-            state = jax.tree.map(lambda row: plgpu.layout_cast(row.array, plgpu.Layout.WGMMA.reduce(1)), start, is_leaf=_is_value)
+            state = jax.tree.map(lambda row: row.array, start, is_leaf=_is_value)
             summed = plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS, self.width), jnp.float32), plgpu.Layout.WGMMA)
             state, summed = pipeline((state, summed))
             self._finish(jax.tree.map(rows, state), summed, leaves, b, h, buffer, rows_of)
@@ -398,7 +416,7 @@ class _Forward:
         )(key.at[b, :, group, :], value.at[b, :, group, :])
 
     def _finish(self, state: Any, summed: Any, leaves: Any, b: Any, h: Any, buffer: Any, rows_of: dict[str, Any]) -> None:
-        orientation = Orientation(WARPGROUP_ROWS, self.width)
+        orientation = oriented(WARPGROUP_ROWS, self.width)
         scalars = [ref if kind == "scalar" else None for ref, kind in zip(leaves, self.operands.forms, strict=True)]
         values = [None if ref is None else self.operands._value(n, ref, b, h, 0, 0, orientation) for n, ref in enumerate(scalars)]
         algebra = jax.tree.unflatten(self.operands.structure, values)

@@ -18,9 +18,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mha_kernels import kernel_tiles, tile
-from mha_kernels.algebra import Algebra, partition
-from mha_kernels.kernel_tiles import Sizes, Table
+from mha_kernels import kernel_tiles
+from mha_kernels.algebra import Algebra
+from mha_kernels.kernel_tiles import Sizes, TileGradients, entry_gradient, is_table, tile_gradients
 from mha_kernels.operands import Tile
 from mha_kernels.pallas_tpu import LANES, Blocks, Operands, compiler_params, dot, shaped, to_column, to_row, visited
 
@@ -221,37 +221,13 @@ class _Call:
         )
 
 
-class _Tile(NamedTuple):
-    """What one tile gives: dropped probabilities, the cotangents of its products, and of its leaves (tables aside)."""
-
-    weights: jax.Array
-    product: jax.Array
-    leaves: dict[int, jax.Array]
-    scores: jax.Array
-
-
-def _tile(dot: Any, inputs: Inputs, algebra: Algebra, at: Tile, simplify: Any, values: dict[int, Any]) -> _Tile:
+def _tile(dot: Any, inputs: Inputs, algebra: Algebra, at: Tile, simplify: Any, values: dict[int, Any]) -> TileGradients:
     """One tile; `values` are the leaves to differentiate, in the shape their gradient is wanted in."""
-    part = simplify(algebra)
     rows = {name: to_column(ref[0, 0]) for name, ref in inputs.of_statistics.items()}
-    lse, correction = to_column(inputs.lse[0, 0]), to_column(inputs.correction[0, 0])
+    rows |= {"lse of softmax": to_column(inputs.lse[0, 0]), "correction": to_column(inputs.correction[0, 0])}
     product = dot(inputs.query[0, 0], inputs.key[0, 0], (1, 1))
-    count = len(jax.tree.leaves(algebra, is_leaf=_is_table))
-    _, rebuild = partition(algebra, tuple(n in values for n in range(count)))
-
-    def scores_of(product: jax.Array, values: dict[int, Any]) -> jax.Array:
-        return tile.tile_scores(product, at, simplify(rebuild([values[n] for n in sorted(values)])))
-
-    scores, pull_back = jax.vjp(scores_of, product, values)
-    weights = tile.normalised(scores, lse)
     of_weights = dot(inputs.cotangent[0, 0], inputs.value[0, 0], (1, 1))
-    of_scores = tile.score_gradient(weights, scores - lse, of_weights, correction, rows, at, part)
-    of_product, of_leaves = pull_back(of_scores)
-    return _Tile(tile.dropped(weights, at, part), of_product, of_leaves, of_scores)
-
-
-def _is_table(leaf: Any) -> bool:
-    return isinstance(leaf, Table)
+    return tile_gradients(product, of_weights, rows, at, algebra, simplify, values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,9 +251,9 @@ class _Queries:
                 found[n][...] = jnp.zeros_like(found[n])
 
         def work(at: Tile, simplify: Callable[[Algebra], Algebra]) -> None:
-            leaves = jax.tree.leaves(algebra, is_leaf=_is_table)
+            leaves = jax.tree.leaves(algebra, is_leaf=is_table)
             column = (self.sizes.query_tile, 1)
-            values = {n: jnp.broadcast_to(leaves[n], column) for n in found if not _is_table(leaves[n])}
+            values = {n: jnp.broadcast_to(leaves[n], column) for n in found if not is_table(leaves[n])}
             got = _tile(self.dot, inputs, algebra, at, simplify, values)
             summed[...] += self.dot(got.product.astype(inputs.key.dtype), inputs.key[0, 0], (1, 0))
             for n, new in got.leaves.items():
@@ -286,8 +262,14 @@ class _Queries:
                 else:
                     found[n][0, 0] += jnp.broadcast_to(new.sum(axis=0, keepdims=True), (1, LANES))
             for n in found:
-                if _is_table(leaves[n]):
-                    _add_entries(found[n], leaves[n], n, got, inputs, algebra, at, simplify)
+                if is_table(leaves[n]):
+
+                    def entry(e: Any, carry: Any, n: int = n) -> Any:
+                        new = entry_gradient(got.scores, n, e, at, algebra, simplify)
+                        found[n][0, 0, pl.ds(e, 1), :] += jnp.broadcast_to(new.sum(axis=0, keepdims=True), (1, LANES))
+                        return carry
+
+                    lax.fori_loop(0, leaves[n].shape[-1], entry, 0)
 
         j = visited(first[b, h, i], count[b, h, i], step)
         self.operands.each_kind(step < count[b, h, i], self.operands.at(algebra, i, j), algebra, inputs.kinds, j, work)
@@ -297,25 +279,6 @@ class _Queries:
             dq[0, 0] = summed[...].astype(dq.dtype)
             for n, ref in rows.items():
                 found[n][0, 0] = to_row(ref[...])
-
-
-def _add_entries(ref: Any, table: Table, which: int, got: _Tile, inputs: Inputs, algebra: Algebra, at: Tile, simplify: Any) -> None:
-    """Adds the gradients of a table, one entry after the other: many at once would not fit in registers."""
-    shape = (got.scores.shape[0], 1)
-    flags = tuple(n == which for n in range(len(jax.tree.leaves(algebra, is_leaf=_is_table))))
-    _, rebuild = partition(algebra, flags)
-
-    def entry(e: Any, carry: Any) -> Any:
-        def scores_of(rows: jax.Array) -> jax.Array:
-            probed = Table(table.entry, table.shape[-1], table.dtype, probe=(e, rows))
-            return tile.tile_scores(jnp.zeros_like(got.scores), at, simplify(rebuild([probed])))
-
-        _, pull_back = jax.vjp(scores_of, jnp.full(shape, table[..., e]))
-        (new,) = pull_back(got.scores)
-        ref[0, 0, pl.ds(e, 1), :] += jnp.broadcast_to(new.sum(axis=0, keepdims=True), (1, LANES))
-        return carry
-
-    lax.fori_loop(0, table.shape[-1], entry, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,7 +303,7 @@ class _Keys:
                 ref[...] = jnp.zeros_like(ref)
 
         def work(at: Tile, simplify: Callable[[Algebra], Algebra]) -> None:
-            leaves = jax.tree.leaves(algebra, is_leaf=_is_table)
+            leaves = jax.tree.leaves(algebra, is_leaf=is_table)
             got = _tile(self.dot, inputs, algebra, at, simplify, {leaf: leaves[leaf] for leaf in found})
             sum_v[...] += self.dot(got.weights.astype(inputs.cotangent.dtype), inputs.cotangent[0, 0], (0, 0))
             sum_k[...] += self.dot(got.product.astype(inputs.query.dtype), inputs.query[0, 0], (0, 0))
@@ -379,7 +342,7 @@ class _Full:
             found[...] = jnp.zeros_like(found)
 
         def work(at: Tile, simplify: Callable[[Algebra], Algebra]) -> None:
-            leaf = jax.tree.leaves(algebra, is_leaf=_is_table)[self.which]
+            leaf = jax.tree.leaves(algebra, is_leaf=is_table)[self.which]
             got = _tile(self.dot, inputs, algebra, at, simplify, {self.which: leaf})
             found[0, 0] += got.leaves[self.which].astype(jnp.float32)
 

@@ -4,7 +4,7 @@ Tile functions are written for tiles (Qt, Kt), rows (Qt, 1) and columns (1, Kt).
 in the layout of a tensor-core product, its rows and columns are vectors in layouts of their own, and arrays with axes of
 size one do not exist. So a function is traced once on the shapes it was written for, and the trace is evaluated on what
 lies in registers: a value carries the letters of the axes it really has, broadcasting and reducing follow the letters, and
-everything else is elementwise. With `Orientation(key_first=True)` the tile lies transposed, as the gradients of keys want
+everything else is elementwise. With `key_first` the tile lies transposed, as the gradients of keys want
 it, and nothing in the tile functions changes.
 """
 
@@ -22,6 +22,13 @@ class Value(NamedTuple):
 
     array: Any
     axes: tuple[str | None, ...]
+
+
+class Made:
+    """An array that is made where it is used: a compiler that finds no use for a value cannot choose its layout either."""
+
+    def __init__(self, make: Callable[[], Any], dtype: Any) -> None:
+        self.make, self.dtype = make, dtype
 
 
 def scalar(value: Any) -> Value:
@@ -44,10 +51,11 @@ def full(array: Any) -> Value:
 
 
 class Orientation(NamedTuple):
-    """How tiles of query_tile x key_tile lie in registers."""
+    """How tiles of query_tile x key_tile lie in registers; `layout(array, letters)` tells the compiler the same."""
 
     query_tile: int
     key_tile: int
+    layout: Callable[[Any, tuple[str, ...]], Any]
     key_first: bool = False
 
     def size(self, letter: str | None) -> int:
@@ -83,18 +91,24 @@ class Orientation(NamedTuple):
         known.update(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom: Any) -> Value:
-            return scalar(jnp.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, core.Literal) else known[atom]
+            if isinstance(atom, core.Literal):
+                return scalar(jnp.asarray(atom.val, atom.aval.dtype))
+            if isinstance(known[atom].array, Made):
+                known[atom] = known[atom]._replace(array=known[atom].array.make())
+            return known[atom]
 
         for equation in live(jaxpr):
-            results = self._apply(equation, [read(atom) for atom in equation.invars])
+            inner = _inner(equation)
+            if inner is None:
+                results = self._apply(equation, [read(atom) for atom in equation.invars])
+            else:
+                given = [read(atom) if isinstance(atom, core.Literal) else known[atom] for atom in equation.invars]
+                results = self._evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), given)
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
     def _apply(self, equation: Any, values: list[Value]) -> list[Value]:
         name, parameters = equation.primitive.name, equation.params
-        inner = next((parameters[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in parameters), None)
-        if inner is not None:
-            return self._evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), values)
         if name == "broadcast_in_dim":
             return [self._broadcast(values[0], parameters["shape"], parameters["broadcast_dimensions"])]
         if name in ("reshape", "squeeze"):
@@ -126,6 +140,7 @@ class Orientation(NamedTuple):
             raise NotImplementedError("a tile function reduces a whole tile to one number; expected rows or columns")
         if gone:
             array = getattr(jnp, name.removeprefix("reduce_"))(array, axis=order.index(gone[0]))
+            array = self.layout(array, tuple(letter for letter in order if letter != gone[0]))
         return Value(array, tuple(letter for dimension, letter in enumerate(value.axes) if dimension not in dimensions))
 
     def _elementwise(self, equation: Any, values: list[Value]) -> list[Value]:
@@ -145,9 +160,8 @@ class Orientation(NamedTuple):
         have, want = self.order(value.axes), self.order(axes)
         if have == want:
             return value.array
-        if not have:
-            return jnp.broadcast_to(value.array, self.shape(axes))
-        return lax.broadcast_in_dim(value.array, self.shape(axes), tuple(want.index(letter) for letter in have))
+        wide = lax.broadcast_in_dim(value.array, self.shape(axes), tuple(want.index(letter) for letter in have))
+        return self.layout(wide, want)
 
 
 # Primitives that compile on no warpgroup, by ones that do. log1p is only used where 1 + x is far from rounding to 1 in a
@@ -159,6 +173,11 @@ SPELLED_OUT: dict[str, Callable[..., Any]] = {
     "stop_gradient": lambda x: x,
     "is_finite": lambda x: jnp.abs(x) < jnp.inf,
 }
+
+
+def _inner(equation: Any) -> Any:
+    """The trace that an equation calls (a jitted function, one with a derivative of its own), or None."""
+    return next((equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params), None)
 
 
 def live(jaxpr: Any) -> list[Any]:
