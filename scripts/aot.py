@@ -1,7 +1,8 @@
-"""Compiles the kernels for real for named chips, on a machine that has none of them, and checks what the compilers report.
+"""Compiles the kernels for real for named chips, on a machine that has none of them, and checks what the compilers
+report.
 
-    python scripts/aot.py                       every case, each in a process of its own; a table; exits 1 when one fails
-    python scripts/aot.py --chips h200 --cases plain,t5
+    python scripts/aot.py                       every case, each in a process of its own; a table; exits 1 when one
+    fails python scripts/aot.py --chips h200 --cases plain,t5
 
 Needs the `aot` extra (jax with its CUDA plugin and libtpu, Python 3.12 or newer); scripts/aot makes that environment.
 A wrong architecture ends in a fatal error inside LLVM, not in an exception: hence the processes.
@@ -67,7 +68,10 @@ def cases(length, batch=1, heads=4):
     }
 
 
-DENSE = ("densemask", "densebias")  # arrays of the caller's own of size Q x K: compiled short, not held to linear memory
+DENSE = (
+    "densemask",
+    "densebias",
+)  # arrays of the caller's own of size Q x K: compiled short, not held to linear memory
 
 
 def compile_case(chip, name, which, length, width, dtype, tiles):
@@ -156,7 +160,12 @@ def in_process(*arguments):
     if run.returncode or not answers:
         lines = [line for line in (run.stderr + run.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if "Error" in line or "error" in line or "E1" in line]
-        return {"chip": arguments[0], "case": arguments[1], "pass": arguments[2], "failed": (errors or lines or ["?"])[-1][:300]}
+        return {
+            "chip": arguments[0],
+            "case": arguments[1],
+            "pass": arguments[2],
+            "failed": (errors or lines or ["?"])[-1][:300],
+        }
     report = run.stdout + run.stderr
     return json.loads(answers[-1]) | {
         "registers": max(map(int, re.findall(r"Used (\d+) registers", report)), default=None),
@@ -200,7 +209,8 @@ def main():
     sys.path.insert(0, str(ROOT / "kernels"))
     names = options.cases.split(",") if options.cases else list(cases(1024))
     rows, bad = [], 0
-    print(f"{'chip':5} {'case':11} {'pass':9} {'L':>7} {'s':>5} {'temp MB':>8} {'moved/min':>9} {'regs':>5} {'spill':>5} {'smem kB':>7}")
+    titles = f"{'L':>7} {'s':>5} {'temp MB':>8} {'moved/min':>9} {'regs':>5} {'spill':>5} {'smem kB':>7}"
+    print(f"{'chip':5} {'case':11} {'pass':9} {titles}")
     for chip in options.chips.split(","):
         for name in names:
             for which in options.passes.split(","):

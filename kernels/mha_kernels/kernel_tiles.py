@@ -74,18 +74,23 @@ def pad(array: jax.Array, lengths: dict[int, int], fill: float = 0) -> jax.Array
 
 
 def form(leaf: Any) -> str:
-    """What an aligned leaf is to one tile: "scalar", "table" (scalars), "row" (per query), "column" (per key) or "full"."""
+    """What an aligned leaf is to one tile: "scalar", "table" (scalars), "row" (per query), "column" (per key) or
+    "full".
+    """
     _, _, length_q, length_k, *rest = leaf.shape
     if rest:
         return "table" if length_q == length_k == 1 else "unknown"
-    return {(False, False): "scalar", (True, False): "row", (False, True): "column"}.get((length_q > 1, length_k > 1), "full")
+    return {(False, False): "scalar", (True, False): "row", (False, True): "column"}.get(
+        (length_q > 1, length_k > 1), "full"
+    )
 
 
 class Table:
-    """The entries of a table in a kernel, where no array has a third axis: `table[..., e]` is one scalar (or a per-row copy).
+    """The entries of a table in a kernel, where no array has a third axis: `table[..., e]` is one scalar (or a
+    per-row copy).
 
-    probe: (e, rows) makes entry e take the values `rows` wherever it is looked up; differentiating with respect to `rows`
-    gives the gradient of that entry alone.
+    probe: (e, rows) makes entry e take the values `rows` wherever it is looked up; differentiating with respect to
+    `rows` gives the gradient of that entry alone.
     """
 
     def __init__(self, entry: Any, count: int, dtype: Any, probe: Any = None) -> None:
@@ -115,7 +120,9 @@ def unsupported(algebra: Algebra, sizes: Sizes) -> str | None:
         if form(leaf) == "unknown":
             return f"{name} has trailing axes and one per query or key, shape {leaf.shape}"
         if form(leaf) == "table" and leaf.shape[-1] > LONGEST_TABLE:
-            return f"{name} has {leaf.shape[-1]} entries; a kernel compares every score with each, at most {LONGEST_TABLE}"
+            return (
+                f"{name} has {leaf.shape[-1]} entries; a kernel compares every score with each, at most {LONGEST_TABLE}"
+            )
         if leaf.dtype == jnp.float64:
             return f"{name} is float64"
     return None
@@ -125,7 +132,8 @@ class Visits(NamedTuple):
     """Which tiles of the other length each program visits.
 
     first, count: int32 (B, H, tiles): it visits `count` tiles from `first` on; none where the gate is closed.
-    kinds: int32 (R|1, H|1, tiles of queries, 1, tiles of keys), 0 empty, 1 mixed, 2 full; None where positions alone decide.
+    kinds: int32 (R|1, H|1, tiles of queries, 1, tiles of keys), 0 empty, 1 mixed, 2 full; None where positions alone
+    decide.
     """
 
     first: jax.Array
@@ -153,7 +161,7 @@ def visits(algebra: Algebra, sizes: Sizes, keys: bool) -> Visits:
 
 def _by_program(array: jax.Array, sizes: Sizes) -> jax.Array:
     """(n, R, H|1) to (B, H, n)."""
-    n, rows, heads = array.shape
+    n, rows, _ = array.shape
     shape = (n, rows, sizes.batch // rows, sizes.heads)
     return jnp.broadcast_to(array[:, :, None, :], shape).reshape(n, sizes.batch, sizes.heads).transpose(1, 2, 0)
 
@@ -180,7 +188,9 @@ def _kinds(algebra: Algebra, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     spans = (first_q, first_q + sizes.query_tile - 1), (first_k, first_k + sizes.key_tile - 1)
     at = Tile(None, None, first_q + within_q, first_k + within_k, *spans, lookup)
     flags = jax.tree.map(split, algebra.mask).kind(at)
-    some, every = (jnp.broadcast_to(jnp.asarray(f), (1,) * (6 - jnp.ndim(f)) + jnp.shape(f)).squeeze((4, 5)) for f in flags)
+    some, every = (
+        jnp.broadcast_to(jnp.asarray(f), (1,) * (6 - jnp.ndim(f)) + jnp.shape(f)).squeeze((4, 5)) for f in flags
+    )
     return some, every
 
 
@@ -227,12 +237,18 @@ def is_table(leaf: Any) -> bool:
 
 
 def tile_gradients(
-    product: Any, of_weights: Any, rows: dict[str, Any], at: Tile, algebra: Algebra, simplify: Any, values: dict[int, Any]
+    product: Any,
+    of_weights: Any,
+    rows: dict[str, Any],
+    at: Tile,
+    algebra: Algebra,
+    simplify: Any,
+    values: dict[int, Any],
 ) -> TileGradients:
     """The backward pass of one tile, between the two products that lead to it and those that follow.
 
-    product: q.k. of_weights: output cotangent . v. rows: "lse of softmax", "correction" and the cotangents of statistics.
-    values: the leaves to differentiate by number, in the shape that their gradient is wanted in.
+    product: q.k. of_weights: output cotangent . v. rows: "lse of softmax", "correction" and the cotangents of
+    statistics. values: the leaves to differentiate by number, in the shape that their gradient is wanted in.
     """
     cotangents = {name: row for name, row in rows.items() if name not in ("lse of softmax", "correction")}
     part, lse = simplify(algebra), rows["lse of softmax"]
@@ -249,7 +265,9 @@ def tile_gradients(
 
 
 def entry_gradient(of_scores: Any, which: int, entry: Any, at: Tile, algebra: Algebra, simplify: Any) -> jax.Array:
-    """The gradient (Qt, 1) of one entry of a table, leaf number `which`: one at a time, for many do not fit in registers."""
+    """The gradient (Qt, 1) of one entry of a table, leaf number `which`: one at a time, for many do not fit in
+    registers.
+    """
     (table,), rebuild = partition_tiles(algebra, (which,))
 
     def scores_of(rows: jax.Array) -> jax.Array:
@@ -269,8 +287,8 @@ def partition_tiles(algebra: Algebra, chosen: tuple[int, ...]) -> tuple[list, An
 def clean(query: jax.Array, key: jax.Array, value: jax.Array, algebra: Algebra, sizes: Sizes) -> tuple[jax.Array, ...]:
     """The arrays with the rows that are in no allowed pair set to zero, where they hold anything that is not finite.
 
-    0 * NaN is NaN, and a kernel multiplies whole tiles. Looking for such content costs one pass over the arrays; only when
-    there is some are the rows found exactly, in O(Q K) time and O(L) memory.
+    0 * NaN is NaN, and a kernel multiplies whole tiles. Looking for such content costs one pass over the arrays; only
+    when there is some are the rows found exactly, in O(Q K) time and O(L) memory.
     """
     if algebra.mask is None and not (algebra.bias is not None and algebra.bias.forbids):
         return query, key, value

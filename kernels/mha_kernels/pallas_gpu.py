@@ -1,9 +1,9 @@
 """The GPU driver: Pallas Mosaic GPU kernels for Hopper.
 
-A block has three warpgroups: one brings tiles of keys and values by TMA into a ring of shared-memory buffers, two compute,
-each on its own rows of the block's queries, with `wgmma` for both products and everything between them in registers. What
-happens in registers are the tile functions, run by `registers`; this file and `pallas_gpu_backward` only move data. A block
-visits the tiles of its range and no others; a closed head gate leaves the range empty.
+A block has three warpgroups: one brings tiles of keys and values by TMA into a ring of shared-memory buffers, two
+compute, each on its own rows of the block's queries, with `wgmma` for both products and everything between them in
+registers. What happens in registers are the tile functions, run by `registers`; this file and `pallas_gpu_backward`
+only move data. A block visits the tiles of its range and no others; a closed head gate leaves the range empty.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ class PallasGPU:
         if not isinstance(self.stages, int) or self.stages < 2:
             raise ValueError(f"PallasGPU stages is {self.stages!r}; expected an integer of at least 2")
 
-    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra) -> str | None:
+    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
         """Why these kernels cannot do the job; None where they can."""
         reason = _environment(self.interpret)
         if reason is not None:
@@ -71,7 +71,7 @@ class PallasGPU:
         for path, leaf in jax.tree_util.tree_leaves_with_path(algebra):
             if form(leaf) == "table" and leaf.shape[-1] > LONGEST_TABLE:
                 name = jax.tree_util.keystr(path).lstrip(".")
-                return f"{name} has {leaf.shape[-1]} entries; pallas_gpu compares every score with each, at most {LONGEST_TABLE}"
+                return f"{name} has {leaf.shape[-1]} entries; pallas_gpu looks up at most {LONGEST_TABLE}"
         return kernel_tiles.unsupported(algebra, self.sizes(query, key, value, algebra))
 
     def sizes(self, query: Any, key: Any, value: Any, algebra: Algebra) -> Sizes:
@@ -81,15 +81,23 @@ class PallasGPU:
         key_tile = self.key_tile or (64 if small else 128)
         return Sizes(batch, heads, groups, length_q, length_k, COMPUTE * WARPGROUP_ROWS, key_tile)
 
+    def tiles(self, query: Any, key: Any) -> dict[str, int]:
+        """The tile sizes it would take for these arrays."""
+        sizes = self.sizes(query, key, query, None)
+        return {"query_tile": sizes.query_tile, "key_tile": sizes.key_tile}
+
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `transforms.Driver`. Products of 16-bit numbers are exact in float32: `precision` has nothing to choose."""
+        """See `transforms.Driver`. Products of 16-bit numbers are exact in float32: `precision` has nothing to
+        choose.
+        """
         sizes, width = self.sizes(query, key, value, algebra), width_of(query, value)
         length_q, length_k = sizes.padded
         arrays = kernel_tiles.clean(query, key, value, algebra, sizes)
         q, k, v = (
-            kernel_tiles.pad(x, {1: length, 3: width}) for x, length in zip(arrays, (length_q, length_k, length_k), strict=True)
+            kernel_tiles.pad(x, {1: length, 3: width})
+            for x, length in zip(arrays, (length_q, length_k, length_k), strict=True)
         )
         algebra = sizes.pad_algebra(algebra)
         seen = kernel_tiles.visits(algebra, sizes, keys=True)
@@ -189,8 +197,8 @@ def product(a: Any, b: Any, shape: tuple[int, int]) -> jax.Array:
 def accumulate(summed: jax.Array, a: jax.Array, b: Any, staging: Any) -> jax.Array:
     """summed + a b with `a` in registers.
 
-    The interpreter knows neither accumulators that start from a value nor factors in registers; with `staging`, a buffer for
-    `a`, the same sum is made of what it knows.
+    The interpreter knows neither accumulators that start from a value nor factors in registers; with `staging`, a
+    buffer for `a`, the same sum is made of what it knows.
     """
     if staging is None:
         return pl.run_state(lambda accumulator: plgpu.wgmma(accumulator, a, b))(plgpu.ACC.init(summed))
@@ -257,10 +265,14 @@ class Operands:
         end = None
         if self.sizes.padded[1] != self.sizes.length_k:
             end = scalar(place.key.array + self.sizes.length_k)
-        return Place(place.batch, place.head, rows(along("q", start_q)), columns(along("k", start_k)), *spans, None, end)
+        return Place(
+            place.batch, place.head, rows(along("q", start_q)), columns(along("k", start_k)), *spans, None, end
+        )
 
     def kind(self, kinds: Any, at: "Place", algebra: Algebra, b: Any, h: Any, i: Any, j: Any) -> Any:
-        """0 nothing to do, 1 the general case, 2 simple: which branch the tile takes; a number where it is always the same."""
+        """0 nothing to do, 1 the general case, 2 simple: which branch the tile takes; a number where it is always the
+        same.
+        """
         entry = None
         if kinds is not None:
             rows, heads, *_ = kinds.shape
@@ -352,7 +364,9 @@ class _Forward:
             buffers["staging"] = shared((COMPUTE, WARPGROUP_ROWS, self.sizes.key_tile), self.dtype)
         return [buffers]
 
-    def __call__(self, seen: Visits, query: Any, key: Any, value: Any, leaves: Any, output: Any, found: Any, scratch: Any) -> None:
+    def __call__(
+        self, seen: Visits, query: Any, key: Any, value: Any, leaves: Any, output: Any, found: Any, scratch: Any
+    ) -> None:
         sizes = self.sizes
         b, h, i = (lax.axis_index(name) for name in ("batch", "heads", "tiles"))
         mine = lax.axis_index("warpgroup")
@@ -365,7 +379,9 @@ class _Forward:
             buffer, rows_of = scratch["query"].at[mine], {name: ref.at[mine] for name, ref in scratch["rows"].items()}
             plgpu.copy_gmem_to_smem(query.at[place], buffer, scratch["arrived"].at[mine])
             plgpu.barrier_wait(scratch["arrived"].at[mine])
-            start = orientation.run(functools.partial(tile.softmax_start, (WARPGROUP_ROWS, 1), jnp.float32, self.statistics))
+            start = orientation.run(
+                functools.partial(tile.softmax_start, (WARPGROUP_ROWS, 1), jnp.float32, self.statistics)
+            )
             state = jax.tree.map(lambda row: row.array, start, is_leaf=_is_value)
             summed = plgpu.layout_cast(jnp.zeros((WARPGROUP_ROWS, self.width), jnp.float32), plgpu.Layout.WGMMA)
             state, summed = pipeline((state, summed))
@@ -384,7 +400,9 @@ class _Forward:
 
             def work(at: Any, simplify: Any, carry: Any) -> Any:
                 state, summed = carry
-                scores = product(scratch["query"].at[mine], key_block.transpose((1, 0)), (WARPGROUP_ROWS, sizes.key_tile))
+                scores = product(
+                    scratch["query"].at[mine], key_block.transpose((1, 0)), (WARPGROUP_ROWS, sizes.key_tile)
+                )
 
                 def function(algebra: Any, at: Any, state: Any, scores: Any) -> Any:
                     return softmax_step(algebra, at, simplify, state, scores)
@@ -415,10 +433,15 @@ class _Forward:
             compute_context=context,
         )(key.at[b, :, group, :], value.at[b, :, group, :])
 
-    def _finish(self, state: Any, summed: Any, leaves: Any, b: Any, h: Any, buffer: Any, rows_of: dict[str, Any]) -> None:
+    def _finish(
+        self, state: Any, summed: Any, leaves: Any, b: Any, h: Any, buffer: Any, rows_of: dict[str, Any]
+    ) -> None:
         orientation = oriented(WARPGROUP_ROWS, self.width)
         scalars = [ref if kind == "scalar" else None for ref, kind in zip(leaves, self.operands.forms, strict=True)]
-        values = [None if ref is None else self.operands._value(n, ref, b, h, 0, 0, orientation) for n, ref in enumerate(scalars)]
+        values = [
+            None if ref is None else self.operands._value(n, ref, b, h, 0, 0, orientation)
+            for n, ref in enumerate(scalars)
+        ]
         algebra = jax.tree.unflatten(self.operands.structure, values)
         algebra = dataclasses.replace(algebra, mask=None, bias=None, dropout=None)
 

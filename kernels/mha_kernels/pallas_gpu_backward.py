@@ -1,8 +1,9 @@
 """The backward pass of the GPU driver: two kernels that visit the tiles and recompute their probabilities in registers.
 
 - `_Queries`: a block keeps 128 queries and walks over tiles of keys: dq, and the gradients of scalars, tables and rows;
-- `_Keys`: a block keeps 128 keys and walks over tiles of queries, tiles transposed: dk, dv, and the gradients of columns.
-  Two sums of 64 x width a warpgroup fill its registers, so that wide heads take one walk for dk and one for dv.
+- `_Keys`: a block keeps 128 keys and walks over tiles of queries, tiles transposed: dk, dv, and the gradients of
+  columns. Two sums of 64 x width a warpgroup fill its registers, so that wide heads take one walk for dk and one for
+  dv.
 
 No atomics: every sum has one order, partial sums of a parameter are one a query (or key) and are added up outside. The
 gradient of a whole Q x K array is left to `Blockwise`, whose memory it shares.
@@ -106,12 +107,16 @@ def backward(
 
     batch, heads = by_queries.batch, by_queries.heads
     entries = {n: leaves[n].shape[-1] if kind == "table" else 1 for n, kind in chosen.items() if kind != "column"}
-    partial_q = {n: jax.ShapeDtypeStruct((batch, heads, count, lengths[0]), jnp.float32) for n, count in entries.items()}
+    partial_q = {
+        n: jax.ShapeDtypeStruct((batch, heads, count, lengths[0]), jnp.float32) for n, count in entries.items()
+    }
     dq, found = run(_Queries, by_queries, True, (jax.ShapeDtypeStruct(q.shape, q.dtype), partial_q), by_queries.tiles_q)
     found = {n: _by_leaf(new, leaves[n], chosen[n]) for n, new in found.items()}
     one = jax.ShapeDtypeStruct((batch, lengths[1], heads, width), q.dtype)
     partial_k = {
-        n: jax.ShapeDtypeStruct((batch, heads, 1, lengths[1]), jnp.float32) for n, kind in chosen.items() if kind == "column"
+        n: jax.ShapeDtypeStruct((batch, heads, 1, lengths[1]), jnp.float32)
+        for n, kind in chosen.items()
+        if kind == "column"
     }
     if width <= 128:
         sums, columns = run(_Keys, by_keys, False, ({"key": one, "value": one}, partial_k), by_keys.tiles_k)
@@ -170,7 +175,16 @@ class _Kernel:
         raise NotImplementedError
 
     def walk(
-        self, seen: Visits, inputs: Inputs, found: Any, scratch: Any, kept: Any, moving: Any, sums: int, work: Any, store: Any
+        self,
+        seen: Visits,
+        inputs: Inputs,
+        found: Any,
+        scratch: Any,
+        kept: Any,
+        moving: Any,
+        sums: int,
+        work: Any,
+        store: Any,
     ) -> None:
         """Brings `kept`, walks with `work` over the tiles of the two arrays `moving`, and hands the sums to `store`."""
         b, h, t = (lax.axis_index(name) for name in ("batch", "heads", "tiles"))
@@ -202,7 +216,9 @@ class _Kernel:
 
         def step(indices: Any, one: Any, other: Any, carry: Any) -> Any:
             staging = scratch["staging"].at[mine] if "staging" in scratch else None
-            return work(seen, inputs, (b, h, t, begin, first + indices[0]), buffers, (one, other), partial, staging, carry)
+            return work(
+                seen, inputs, (b, h, t, begin, first + indices[0]), buffers, (one, other), partial, staging, carry
+            )
 
         spec = tile_spec(self.other_tile, self.width, lambda n: (first + n, 0))
         plgpu.emit_pipeline_warp_specialized(
@@ -217,7 +233,14 @@ class _Kernel:
         )(*(array.at[b, :, head, :] for array, head in moving))
 
     def gradients(
-        self, inputs: Inputs, place: Any, orientation: Orientation, kinds: Any, tile_of: tuple[Any, Any], then: Any, carry: Any
+        self,
+        inputs: Inputs,
+        place: Any,
+        orientation: Orientation,
+        kinds: Any,
+        tile_of: tuple[Any, Any],
+        then: Any,
+        carry: Any,
     ) -> Any:
         """then(at, simplify, algebra, gradients of) in the form that the kind of the tile needs; skips an empty one."""
         b, h, first_q, first_k = place
@@ -243,7 +266,9 @@ class _Kernel:
 
 
 def _in_registers(simplify: Any, per_row: dict[int, bool]) -> Callable[..., Any]:
-    """`tile_gradients` as `registers` runs it; `per_row` numbers the leaves and says which are scalars to copy to rows."""
+    """`tile_gradients` as `registers` runs it; `per_row` numbers the leaves and says which are scalars to copy to
+    rows.
+    """
 
     def function(algebra: Any, at: Any, scores: Any, of_weights: Any, of_rows: dict[str, Any]) -> Any:
         algebra, at = tables(algebra), at._replace(lookup=kernel_tiles.lookup)
@@ -279,7 +304,10 @@ class _Queries(_Kernel):
         forms = self.operands.forms
 
         def then(at: Any, simplify: Any, algebra: Any, of_rows: Any, carry: Any) -> Any:
-            scores, of_weights = product(query, key.transpose((1, 0)), shape), product(cotangent, value.transpose((1, 0)), shape)
+            scores, of_weights = (
+                product(query, key.transpose((1, 0)), shape),
+                product(cotangent, value.transpose((1, 0)), shape),
+            )
             per_row = {n: forms[n] == "scalar" for n in partial if forms[n] != "table"}
             function = _in_registers(simplify, per_row)
             _, of_product, of_leaves, of_scores = orientation.run(
@@ -295,7 +323,9 @@ class _Queries(_Kernel):
         tile_at = (b, h, begin, j * sizes.key_tile)
         return self.gradients(inputs, tile_at, orientation, seen.kinds, (i, j), then, carry)
 
-    def _entries(self, partial: Any, n: int, of_scores: Any, at: Any, simplify: Any, algebra: Any, orientation: Any) -> None:
+    def _entries(
+        self, partial: Any, n: int, of_scores: Any, at: Any, simplify: Any, algebra: Any, orientation: Any
+    ) -> None:
         def entry(e: Any, carry: Any) -> Any:
             def function(algebra: Any, at: Any, of_scores: Any, e: Any) -> Any:
                 at = at._replace(lookup=kernel_tiles.lookup)
@@ -330,9 +360,14 @@ class _Keys(_Kernel):
         shape = (WARPGROUP_ROWS, sizes.query_tile)
 
         def then(at: Any, simplify: Any, algebra: Any, of_rows: Any, carry: Any) -> Any:
-            scores, of_weights = product(key, query.transpose((1, 0)), shape), product(value, cotangent.transpose((1, 0)), shape)
+            scores, of_weights = (
+                product(key, query.transpose((1, 0)), shape),
+                product(value, cotangent.transpose((1, 0)), shape),
+            )
             function = _in_registers(simplify, {n: False for n in partial})
-            weights, of_product, of_leaves, _ = orientation.run(function, algebra, at, full(scores), full(of_weights), of_rows)
+            weights, of_product, of_leaves, _ = orientation.run(
+                function, algebra, at, full(scores), full(of_weights), of_rows
+            )
             for n, new in of_leaves.items():
                 _add(partial[n], 0, new.array)
             factors = {"key": (of_product, query), "value": (weights, cotangent)}

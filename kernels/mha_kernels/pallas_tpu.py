@@ -1,9 +1,10 @@
 """The TPU driver: Pallas kernels with the tiles of keys in the grid, so that any length fits in VMEM.
 
-The grid is (batch, head, tile of queries, step); a step brings one tile of keys and values, and the running softmax stays
-in scratch memory from step to step. Tiles outside a program's range are neither fetched (the index map repeats the last
-one) nor computed. Scalars and tables lie in SMEM; what belongs to rows is stored along lanes, (1, Q), and turned inside,
-because an array (Q, 1) takes 128 times its size in the memory of a TPU. The backward pass is in `pallas_tpu_backward`.
+The grid is (batch, head, tile of queries, step); a step brings one tile of keys and values, and the running softmax
+stays in scratch memory from step to step. Tiles outside a program's range are neither fetched (the index map repeats
+the last one) nor computed. Scalars and tables lie in SMEM; what belongs to rows is stored along lanes, (1, Q), and
+turned inside, because an array (Q, 1) takes 128 times its size in the memory of a TPU. The backward pass is in
+`pallas_tpu_backward`.
 """
 
 import dataclasses
@@ -45,7 +46,7 @@ class PallasTPU:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1 or size % LANES:
                 raise ValueError(f"PallasTPU {name} is {size!r}; expected a positive multiple of {LANES}")
 
-    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra) -> str | None:
+    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
         """Why these kernels cannot do the job; None where they can."""
         if not self.interpret and jax.default_backend() != "tpu":
             return f"pallas_tpu needs a TPU; the default backend is {jax.default_backend()}"
@@ -56,8 +57,15 @@ class PallasTPU:
 
     def sizes(self, query: Any, key: Any) -> Sizes:
         (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
-        tiles = (min(tile, -(-n // LANES) * LANES) for tile, n in ((self.query_tile, length_q), (self.key_tile, length_k)))
+        tiles = (
+            min(tile, -(-n // LANES) * LANES) for tile, n in ((self.query_tile, length_q), (self.key_tile, length_k))
+        )
         return Sizes(batch, heads, groups, length_q, length_k, *tiles)
+
+    def tiles(self, query: Any, key: Any) -> dict[str, int]:
+        """The tile sizes it would take for these arrays."""
+        sizes = self.sizes(query, key)
+        return {"query_tile": sizes.query_tile, "key_tile": sizes.key_tile}
 
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
@@ -151,7 +159,9 @@ def to_column(row: jax.Array) -> jax.Array:
 
 
 class Blocks:
-    """Block specs of the arrays, from `place`: grid indices and prefetched scalars to (batch, head, query tile, key tile)."""
+    """Block specs of the arrays, from `place`: grid indices and prefetched scalars to (batch, head, query tile, key
+    tile).
+    """
 
     def __init__(self, sizes: Sizes, place: Callable[..., tuple[Any, Any, Any, Any]]) -> None:
         self.sizes, self.place = sizes, place
@@ -174,10 +184,12 @@ class Blocks:
         return self._spec((1, self.sizes.key_tile), lambda b, h, i, j: (b, h, 0, j))
 
     def kinds(self, seen: Visits) -> pl.BlockSpec | None:
-        """Of the kinds of tiles (R, H, tiles of queries, 1, tiles of keys), one row of them a tile of queries, in SMEM."""
+        """Of the kinds of tiles (R, H, tiles of queries, 1, tiles of keys), one row of them a tile of queries, in
+        SMEM.
+        """
         if seen.kinds is None:
             return None
-        rows, heads, _, _, tiles_k = seen.kinds.shape
+        _, heads, _, _, tiles_k = seen.kinds.shape
 
         def index(*ids: Any) -> tuple[Any, ...]:
             b, h, i, _ = self.place(*ids)
@@ -190,7 +202,9 @@ class Blocks:
 
 
 class Operands:
-    """The leaves of an algebra as a TPU kernel takes them: arrays outside, block specs, and the values of one tile inside."""
+    """The leaves of an algebra as a TPU kernel takes them: arrays outside, block specs, and the values of one tile
+    inside.
+    """
 
     def __init__(self, sizes: Sizes, algebra: Algebra) -> None:
         self.sizes = sizes
@@ -271,7 +285,17 @@ class _Forward:
     dot: Callable[..., jax.Array]
 
     def __call__(
-        self, first: Any, count: Any, query: Any, key: Any, value: Any, leaves: Any, kinds: Any, output: Any, rows: Any, *scratch: Any
+        self,
+        first: Any,
+        count: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        leaves: Any,
+        kinds: Any,
+        output: Any,
+        rows: Any,
+        *scratch: Any,
     ) -> None:
         state, summed = scratch
         b, h, i, step = (pl.program_id(axis) for axis in range(4))

@@ -1,9 +1,10 @@
 """The backward pass of the TPU driver: three kernels that visit the tiles and recompute their probabilities.
 
 - `_Queries`, grid (batch, head, tile of queries, step over keys): dq, and the gradients of scalars, tables and rows;
-- `_Keys`, grid (batch, group, tile of keys, step over the group's heads and their queries): dk, dv, gradients of columns;
-- `_Full`, grid (row, head, tile of queries, tile of keys, program): gradients of whole Q x K arrays, summed in place over
-  the programs that share one; only when such a gradient is asked for.
+- `_Keys`, grid (batch, group, tile of keys, step over the group's heads and their queries): dk, dv, gradients of
+  columns;
+- `_Full`, grid (row, head, tile of queries, tile of keys, program): gradients of whole Q x K arrays, summed in place
+  over the programs that share one; only when such a gradient is asked for.
 
 No atomics anywhere: every sum has one order, so results repeat bit for bit.
 """
@@ -110,13 +111,20 @@ class _Call:
     def specs(self, spec: Blocks, seen: kernel_tiles.Visits) -> Inputs:
         inputs, rows = self.inputs, spec.rows()
         return Inputs(
-            *(spec.queries(inputs.query), spec.keys(inputs.key), spec.keys(inputs.value), spec.queries(inputs.cotangent)),
+            *(
+                spec.queries(inputs.query),
+                spec.keys(inputs.key),
+                spec.keys(inputs.value),
+                spec.queries(inputs.cotangent),
+            ),
             *(rows, rows, {name: rows for name in inputs.of_statistics}),
             self.operands.specs(spec.place),
             spec.kinds(seen),
         )
 
-    def run(self, kernel: Any, seen: Any, spec: Blocks, grid: tuple, parallel: int, out: Any, scratch: list, name: str) -> Any:
+    def run(
+        self, kernel: Any, seen: Any, spec: Blocks, grid: tuple, parallel: int, out: Any, scratch: list, name: str
+    ) -> Any:
         out_specs, out_shape = out
         grid_spec = pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,

@@ -1,11 +1,11 @@
 """Runs tile functions in the registers of a GPU warpgroup, in either orientation.
 
-Tile functions are written for tiles (Qt, Kt), rows (Qt, 1) and columns (1, Kt). On a GPU a tile is spread over 128 threads
-in the layout of a tensor-core product, its rows and columns are vectors in layouts of their own, and arrays with axes of
-size one do not exist. So a function is traced once on the shapes it was written for, and the trace is evaluated on what
-lies in registers: a value carries the letters of the axes it really has, broadcasting and reducing follow the letters, and
-everything else is elementwise. With `key_first` the tile lies transposed, as the gradients of keys want
-it, and nothing in the tile functions changes.
+Tile functions are written for tiles (Qt, Kt), rows (Qt, 1) and columns (1, Kt). On a GPU a tile is spread over 128
+threads in the layout of a tensor-core product, its rows and columns are vectors in layouts of their own, and arrays
+with axes of size one do not exist. So a function is traced once on the shapes it was written for, and the trace is
+evaluated on what lies in registers: a value carries the letters of the axes it really has, broadcasting and reducing
+follow the letters, and everything else is elementwise. With `key_first` the tile lies transposed, as the gradients of
+keys want it, and nothing in the tile functions changes.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,18 @@ from jax.extend import core
 
 
 class Value(NamedTuple):
-    """An array in registers, and for each axis of the shape it stands for: "q", "k", or None where that has size one."""
+    """An array in registers, and for each axis of the shape it stands for: "q", "k", or None where that has size
+    one.
+    """
 
     array: Any
     axes: tuple[str | None, ...]
 
 
 class Made:
-    """An array that is made where it is used: a compiler that finds no use for a value cannot choose its layout either."""
+    """An array that is made where it is used: a compiler that finds no use for a value cannot choose its layout
+    either.
+    """
 
     def __init__(self, make: Callable[[], Any], dtype: Any) -> None:
         self.make, self.dtype = make, dtype
@@ -164,8 +168,8 @@ class Orientation(NamedTuple):
         return self.layout(wide, want)
 
 
-# Primitives that compile on no warpgroup, by ones that do. log1p is only used where 1 + x is far from rounding to 1 in a
-# sum with something larger (logaddexp).
+# Primitives that compile on no warpgroup, by ones that do. log1p is only used where 1 + x is far from rounding to 1
+# in a sum with something larger (logaddexp).
 SPELLED_OUT: dict[str, Callable[..., Any]] = {
     "logistic": lambda x: 1 / (1 + jnp.exp(-x)),
     "log1p": lambda x: jnp.log(1 + x),
