@@ -150,6 +150,7 @@ def in_process(*arguments):
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "MOSAIC_GPU_DUMP_PTXAS": "1",
+        "MOSAIC_GPU_DUMP_RESOURCES": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TPU_SKIP_MDS_QUERY": "1",
         "PYTHONPATH": str(ROOT / "kernels"),
@@ -170,7 +171,7 @@ def in_process(*arguments):
     return json.loads(answers[-1]) | {
         "registers": max(map(int, re.findall(r"Used (\d+) registers", report)), default=None),
         "spills": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", report))),
-        "smem": max(map(int, re.findall(r"(\d+) bytes smem", report)), default=None),
+        "smem": max(map(int, re.findall(r"smem_scratch_bytes=(\d+)", report)), default=None),
     }
 
 

@@ -118,7 +118,9 @@ def backward(
         for n, kind in chosen.items()
         if kind == "column"
     }
-    if width <= 128:
+    # What a table looks up takes the registers that the second sum would.
+    looks_up = any(kernel_tiles.form(leaf) == "table" for leaf in jax.tree.leaves(algebra.bias))
+    if width < 128 and not looks_up:
         sums, columns = run(_Keys, by_keys, False, ({"key": one, "value": one}, partial_k), by_keys.tiles_k)
     else:
         sums, columns = run(_Keys, by_keys, False, ({"key": one}, partial_k), by_keys.tiles_k)
