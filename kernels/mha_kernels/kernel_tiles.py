@@ -103,9 +103,9 @@ class Table:
         return self.entry(index[1])
 
 
-def lookup(table: Table, index: jax.Array) -> jax.Array:
+def lookup(table: Any, index: jax.Array) -> jax.Array:
     """`lookup_by_select`, seeing the probe."""
-    found = lookup_by_select(table, index)  # type: ignore[arg-type]
+    found = lookup_by_select(table, index)
     if table.probe is None:
         return found
     entry, rows = table.probe
@@ -131,13 +131,13 @@ def unsupported(algebra: Algebra, sizes: Sizes) -> str | None:
 class Visits(NamedTuple):
     """Which tiles of the other length each program visits.
 
-    first, count: int32 (B, H, tiles): it visits `count` tiles from `first` on; none where the gate is closed.
+    first, steps: int32 (B, H, tiles): it visits `steps` tiles from `first` on; none where the gate is closed.
     kinds: int32 (R|1, H|1, tiles of queries, 1, tiles of keys), 0 empty, 1 mixed, 2 full; None where positions alone
     decide.
     """
 
     first: jax.Array
-    count: jax.Array
+    steps: jax.Array
     kinds: Any
 
 

@@ -6,8 +6,10 @@ registers. What happens in registers are the tile functions, run by `registers`;
 only move data. A block visits the tiles of its range and no others; a closed head gate leaves the range empty.
 """
 
+import contextlib
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +24,9 @@ from mha_kernels.kernel_tiles import Sizes, Table, Visits, form
 from mha_kernels.operands import Tile
 from mha_kernels.registers import Made, Orientation, Value, columns, full, rows, scalar
 
-try:
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-except ImportError:  # a jaxlib without it: `declines` says so
-    plgpu = None
+plgpu: Any = None
+with contextlib.suppress(ImportError):  # a jaxlib without it: `declines` says so
+    plgpu = importlib.import_module("jax.experimental.pallas.mosaic_gpu")
 
 COMPUTE = 2  # computing warpgroups of a block
 WARPGROUP_ROWS = 64  # rows of one wgmma
@@ -74,7 +75,7 @@ class PallasGPU:
                 return f"{name} has {leaf.shape[-1]} entries; pallas_gpu looks up at most {LONGEST_TABLE}"
         return kernel_tiles.unsupported(algebra, self.sizes(query, key, value, algebra))
 
-    def sizes(self, query: Any, key: Any, value: Any, algebra: Algebra) -> Sizes:
+    def sizes(self, query: Any, key: Any, value: Any, algebra: Algebra | None) -> Sizes:
         (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
         # Looking up a table holds an index and a value beside every score: half a tile more does not fit in registers.
         small = width_of(query, value) > 128 or any(form(leaf) == "table" for leaf in jax.tree.leaves(algebra))
@@ -184,7 +185,7 @@ def tile_spec(size: int, width: int, index: Callable[..., Any]) -> Any:
     return plgpu.BlockSpec((size, width), index, transforms=transforms)
 
 
-def product(a: Any, b: Any, shape: tuple[int, int]) -> jax.Array:
+def product(a: Any, b: Any, shape: tuple[int, ...]) -> jax.Array:
     """a b in registers, both in shared memory."""
 
     def multiply(accumulator: Any) -> jax.Array:
@@ -261,12 +262,20 @@ class Operands:
             return Made(lambda: start + plgpu.broadcasted_iota(jnp.int32, (size,), 0, layout=layout), jnp.int32)
 
         spans = (start_q, start_q + orientation.query_tile - 1), (start_k, start_k + orientation.key_tile - 1)
-        spans = jax.tree.map(scalar, spans)
+        span_q, span_k = jax.tree.map(scalar, spans)
+        absent: Any = None  # functions are no values: whoever runs a tile function brings the lookup
         end = None
         if self.sizes.padded[1] != self.sizes.length_k:
             end = scalar(place.key.array + self.sizes.length_k)
         return Place(
-            place.batch, place.head, rows(along("q", start_q)), columns(along("k", start_k)), *spans, None, end
+            place.batch,
+            place.head,
+            rows(along("q", start_q)),
+            columns(along("k", start_k)),
+            span_q,
+            span_k,
+            absent,
+            end,
         )
 
     def kind(self, kinds: Any, at: "Place", algebra: Algebra, b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -370,7 +379,7 @@ class _Forward:
         sizes = self.sizes
         b, h, i = (lax.axis_index(name) for name in ("batch", "heads", "tiles"))
         mine = lax.axis_index("warpgroup")
-        first, count = seen.first[b, h, i], seen.count[b, h, i]
+        first, count = seen.first[b, h, i], seen.steps[b, h, i]
         orientation = oriented(WARPGROUP_ROWS, sizes.key_tile)
         first_q = i * sizes.query_tile + mine * WARPGROUP_ROWS
         place = (b, pl.ds(first_q, WARPGROUP_ROWS), h)

@@ -191,7 +191,7 @@ class _Kernel:
         """Brings `kept`, walks with `work` over the tiles of the two arrays `moving`, and hands the sums to `store`."""
         b, h, t = (lax.axis_index(name) for name in ("batch", "heads", "tiles"))
         mine = lax.axis_index("warpgroup")
-        first, count = seen.first[b, h, t], seen.count[b, h, t]
+        first, count = seen.first[b, h, t], seen.steps[b, h, t]
         begin = t * BLOCK + mine * WARPGROUP_ROWS
         buffers = [buffer.at[mine] for buffer in scratch["kept"]]
         partial = {n: ref.at[mine] for n, ref in scratch["partial"].items()}

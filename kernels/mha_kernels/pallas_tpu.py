@@ -107,7 +107,7 @@ class PallasTPU:
             compiler_params=compiler_params(3, 4),
             interpret=self.interpret,
             name="attention_forward",
-        )(seen.first, seen.count, q, k, v, operands.arrays, seen.kinds)
+        )(seen.first, seen.steps, q, k, v, operands.arrays, seen.kinds)
         rows_of = {name: row.swapaxes(2, 3)[:, :, : sizes.length_q] for name, row in found.items()}
         return output[:, :, : sizes.length_q].swapaxes(1, 2), rows_of
 
@@ -125,7 +125,7 @@ def shaped(shape: tuple[int, ...], dtype: Any, like: Any) -> jax.ShapeDtypeStruc
 
 def compiler_params(parallel: int, axes: int) -> Any:
     """The first `parallel` axes of the grid may be shared among cores; the others run in order."""
-    semantics = ("parallel",) * parallel + ("arbitrary",) * (axes - parallel)
+    semantics: Any = ("parallel",) * parallel + ("arbitrary",) * (axes - parallel)
     return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=VMEM_LIMIT)
 
 

@@ -140,7 +140,7 @@ class _Call:
             compiler_params=compiler_params(parallel, len(grid)),
             interpret=self.interpret,
             name=name,
-        )(seen.first, seen.count, self.inputs)
+        )(seen.first, seen.steps, self.inputs)
 
     def shaped(self, *shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return shaped(shape, dtype, self.inputs.query)

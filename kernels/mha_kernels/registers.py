@@ -82,9 +82,9 @@ class Orientation(NamedTuple):
         results: list[Any] = []
 
         def flat(*leaves: Any) -> list[Any]:
-            leaves, tree = jax.tree.flatten(function(*jax.tree.unflatten(structure, leaves)))
+            found, tree = jax.tree.flatten(function(*jax.tree.unflatten(structure, leaves)))
             results.append(tree)
-            return leaves
+            return found
 
         traced = jax.make_jaxpr(flat)(*(self.logical(value) for value in values))
         return jax.tree.unflatten(results[0], self._evaluate(traced.jaxpr, traced.consts, values))
@@ -96,7 +96,8 @@ class Orientation(NamedTuple):
 
         def read(atom: Any) -> Value:
             if isinstance(atom, core.Literal):
-                return scalar(jnp.asarray(atom.val, atom.aval.dtype))
+                of: Any = atom.aval
+                return scalar(jnp.asarray(atom.val, of.dtype))
             if isinstance(known[atom].array, Made):
                 known[atom] = known[atom]._replace(array=known[atom].array.make())
             return known[atom]
