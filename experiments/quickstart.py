@@ -48,11 +48,13 @@ def _heads(workdir: Path) -> tuple[list[Any], list[str]]:
     import numpy as np
 
     from mha_research.config import from_json
+    from mha_research.tasks import CharLM
     from mha_research.training import Checkpoints, build_task
     from mha_research.training.step import build_program
 
     config = from_json((workdir / "config.json").read_text(encoding="utf8"))
     task = build_task(config)
+    assert isinstance(task, CharLM)
     program = build_program(config, task.spec)
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         _, state = checkpoints.restore(program.init(config.seed))

@@ -34,8 +34,8 @@ _ACTIVE: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("mha_k
 def sharded(mesh: Mesh, batch: Axes = "data", heads: Axes = "heads") -> Iterator[None]:
     """Within this context, attention runs shard by shard: examples over the `batch` axes, heads over the `heads` axes.
 
-    Left to itself the compiler would gather all examples and heads for the loops over them. Every shard computes what the
-    whole would (dropout and positions included), and gradients of operands that shards share are summed over them.
+    Left to itself the compiler would gather all examples and heads for the loops over them. Every shard computes what
+    the whole would (dropout and positions included), and gradients of operands that shards share are summed over them.
 
     Args:
         mesh: the device mesh. batch, heads: a name of one of its axes, several names, or None to leave whole.

@@ -17,7 +17,8 @@ def loss_curve(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel=f"loss ({unit})")
-    for name, style in (("train", {"alpha": 0.8}), ("valid", {"marker": "o"})):
+    styles: dict[str, dict[str, Any]] = {"train": {"alpha": 0.8}, "valid": {"marker": "o"}}
+    for name, style in styles.items():
         points = [(row["step"], row[f"{name}/loss"]) for row in rows if f"{name}/loss" in row]
         if points:
             axes.plot(*zip(*points), label=name, **style)

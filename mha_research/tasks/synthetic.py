@@ -53,7 +53,7 @@ class Generated:
         self._evaluation_size = evaluation_size
         self.spec = TaskSpec("language_model", vocabulary_size, length)
         self.chance = math.log(symbols)
-        self.notes = (f"generated examples of {length} tokens and {symbols} symbols, {evaluation_size} held out",)
+        self.notes: tuple[str, ...] = (f"generated examples of {length} tokens and {symbols} symbols, {evaluation_size} held out",)
 
     def train_batches(self, seed: int, batch_size: int) -> grain.MapDataset:
         """Fresh examples for ever."""
