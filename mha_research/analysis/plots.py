@@ -18,10 +18,10 @@ def loss_curve(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel=f"loss ({unit})")
     styles: dict[str, dict[str, Any]] = {"train": {"alpha": 0.8}, "valid": {"marker": "o"}}
-    for name, style in styles.items():
+    for name, look in styles.items():
         points = [(row["step"], row[f"{name}/loss"]) for row in rows if f"{name}/loss" in row]
         if points:
-            axes.plot(*zip(*points), label=name, **style)
+            axes.plot(*zip(*points), label=name, **look)
     if not axes.lines:
         raise ValueError("loss_curve needs rows with train/loss or valid/loss, got none")
     for (name, loss), style in zip(sorted(baselines.items(), key=lambda item: -item[1]), _LINE_STYLES):

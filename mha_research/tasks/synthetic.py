@@ -53,7 +53,8 @@ class Generated:
         self._evaluation_size = evaluation_size
         self.spec = TaskSpec("language_model", vocabulary_size, length)
         self.chance = math.log(symbols)
-        self.notes: tuple[str, ...] = (f"generated examples of {length} tokens and {symbols} symbols, {evaluation_size} held out",)
+        drawn = f"generated examples of {length} tokens and {symbols} symbols, {evaluation_size} held out"
+        self.notes: tuple[str, ...] = (drawn,)
 
     def train_batches(self, seed: int, batch_size: int) -> grain.MapDataset:
         """Fresh examples for ever."""
