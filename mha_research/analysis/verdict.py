@@ -139,13 +139,12 @@ def _measure(
     for a, arm in enumerate(claim.contrast):
         for s, seed in enumerate(seeds):
             outcome = outcomes.get(arm, {}).get(seed, Outcome(Status.LOST))
-            value = outcome.metrics.get(claim.metric, np.nan)
-            if outcome.status is Status.DIVERGED or (
-                outcome.status is Status.FINISHED and claim.metric in outcome.metrics and not np.isfinite(value)
-            ):
+            value = outcome.metrics.get(claim.metric)
+            known = value is not None and np.isfinite(value)
+            if known and (outcome.status is Status.FINISHED or claim.metric in deterministic):
+                y[a, s] = value  # what seeds do not change, such as its size, a diverged run has all the same
+            elif outcome.status is Status.DIVERGED or (outcome.status is Status.FINISHED and value is not None):
                 diverged[arm, seed] = y[a, s] = worst_value
-            elif outcome.status is Status.FINISHED and claim.metric in outcome.metrics:
-                y[a, s] = value
             else:
                 lost.append(f"{arm} seed {seed}")
     undefined = claim.scale == "log_ratio" and bool((y <= 0).any())
@@ -242,7 +241,7 @@ def judge(
         seeds: the planned seeds, which are the replicates; others in `outcomes` are left out.
         worst: metric -> the value that a diverged run counts with; `metric@512` falls back to `metric`.
         deterministic: metrics in which seeds make no difference (a parameter count), compared exactly when they have no
-            spread.
+            spread; a diverged run that has one counts with it.
 
     Raises:
         ValueError: if a seed is planned twice.

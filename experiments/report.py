@@ -1,0 +1,47 @@
+"""Report an ablation: `python -m experiments.report --workdir=DIR[,DIR...] [--output=FOLDER]`.
+
+Writes tables (CSV and Parquet), verdicts.json and index.html into DIR/report, or into FOLDER. Several directories of
+one sweep, such as its seeds from two machines, are joined. Exit code: 0, or 2 for a wrong command or directory.
+"""
+
+import sys
+from pathlib import Path
+
+from mha_research.config import ConfigError, parse_arguments
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command and returns its exit code; what went wrong is one line on stderr."""
+    if {"--help", "-h"} & set(arguments):
+        print(__doc__)
+        return 0
+    try:
+        options, overrides = parse_arguments(arguments)
+        if unknown := [name for name in (*options, *overrides) if name not in ("workdir", "output")]:
+            raise ConfigError(f"unknown option --{unknown[0]}; --help shows the options")
+        workdirs = [Path(folder) for folder in options.get("workdir", "").split(",") if folder]
+        if not workdirs:
+            raise ConfigError("--workdir is missing; --help shows the options")
+        return _write(workdirs, Path(options.get("output") or workdirs[0] / "report"))
+    except (ValueError, OSError) as error:  # ConfigError and ManifestError are ValueErrors
+        print(f"experiments.report: {error}", file=sys.stderr)
+        return 2
+
+
+def _write(workdirs: list[Path], folder: Path) -> int:
+    from mha_research.analysis.compare import verdicts
+    from mha_research.analysis.report import write_report
+    from mha_research.analysis.runs import load_runs
+
+    runs = load_runs(*workdirs)
+    planned, exploratory = verdicts(runs)
+    path = write_report(runs, folder)
+    for label, judged in (("", planned), ("exploratory, ", exploratory)):
+        for verdict in judged:
+            print(f"{label}{verdict.word}: {verdict.claim.text} ({verdict.reason})")
+    print(f"the report is {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""What a sweep planned: `manifest.json`, one line a run, and what of it was frozen when it started.
+
+Frozen are the claims, the seeds, the tuning grid, the worst values and the deterministic metrics; their hash names
+them. What is added later is kept apart and labelled exploratory. The file is plain JSON, so any engine can run its
+lines: `python -m experiments.sweep --workdir=DIR --run=NAME` is one run, and may be repeated.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from mha_research.analysis.claims import AllOf, Claim, claim_from_json, claim_to_json
+
+FILE = "manifest.json"
+Phase = Literal["tune", "main"]
+
+
+class ManifestError(ValueError):
+    """A sweep directory holds no manifest, or one that cannot be read. The message is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
+    """One run: the arm's config with these overrides, in the folder `runs/name`. Added after the start: exploratory."""
+
+    name: str
+    arm: str
+    seed: int
+    phase: Phase
+    overrides: Mapping[str, Any]
+    exploratory: bool = False
+
+    def folder(self, workdir: Path) -> Path:
+        return workdir / "runs" / self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is asked of the arms, and by which replicates: the part of a sweep that is frozen."""
+
+    claims: Sequence[Claim | AllOf]
+    seeds: Sequence[int]
+    tune: Mapping[str, Any] | None = None
+    worst: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    deterministic: Sequence[str] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields | {"claims": [claim_to_json(claim) for claim in self.claims]}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Question":
+        return Question(**{**data, "claims": [claim_from_json(claim) for claim in data["claims"]]})
+
+    @property
+    def hash(self) -> str:
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """A planned sweep. `later` are claims and seeds that were added or changed after `frozen` was fixed."""
+
+    title: str
+    config_file: str
+    base: Mapping[str, Any]
+    arms: Mapping[str, Mapping[str, Any]]
+    frozen: Question
+    runs: Sequence[PlannedRun]
+    later: Question | None = None
+
+    def to_text(self) -> str:
+        head = {
+            "title": self.title,
+            "config_file": self.config_file,
+            "hash": self.frozen.hash,
+            "frozen": self.frozen.to_json(),
+            "later": self.later.to_json() if self.later else None,
+            "arms": self.arms,
+            "base": self.base,
+        }
+        lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+        runs = ",\n".join(json.dumps(dataclasses.asdict(run)) for run in self.runs)
+        return "{\n" + ",\n".join(lines) + ',\n"runs": [\n' + runs + "\n]\n}\n"
+
+    @staticmethod
+    def read(workdir: Path) -> "Manifest":
+        """The manifest of a sweep directory. Raises ManifestError if there is none, or it was damaged or changed by
+        hand."""
+        path = Path(workdir) / FILE
+        try:
+            data = json.loads(path.read_text(encoding="utf8"))
+            frozen, later = Question.from_json(data["frozen"]), data["later"]
+            runs = [PlannedRun(**run) for run in data["runs"]]
+            manifest = Manifest(
+                data["title"],
+                data["config_file"],
+                data["base"],
+                data["arms"],
+                frozen,
+                runs,
+                Question.from_json(later) if later else None,
+            )
+        except FileNotFoundError:
+            raise ManifestError(f"{workdir} is no sweep: it holds no {FILE}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise ManifestError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        if data["hash"] != frozen.hash:
+            raise ManifestError(f"{path} was changed: its claims, seeds or tuning do not have the hash {data['hash']}")
+        root = (Path(workdir) / "runs").resolve()
+        for run in runs:
+            if not run.folder(Path(workdir)).resolve().is_relative_to(root) or run.folder(root) == root:
+                raise ManifestError(f"{path} names a run outside its directory: {run.name!r}")
+        return manifest

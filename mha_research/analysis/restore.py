@@ -1,0 +1,25 @@
+"""A trained model back from its run's directory. It builds the model, so it brings JAX; reading results does
+without."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from mha_research.config import from_json
+from mha_research.training import Checkpoints, build_task
+from mha_research.training.step import build_program
+
+
+def restore(path: Path, step: int | None = None) -> Any:
+    """The model of a run with the parameters of its last checkpoint, or of the one of a step.
+
+    Raises FileNotFoundError where there is none, and CheckpointError for one that does not fit the run's config.
+    """
+    config = from_json((path / "config.json").read_text(encoding="utf8"))
+    program = build_program(config, build_task(config).spec)
+    if not (path / "checkpoints").exists():
+        raise FileNotFoundError(f"{path} holds no checkpoint")
+    with Checkpoints(path / "checkpoints") as checkpoints:
+        _, state = checkpoints.restore(jax.jit(program.init)(config.seed), step)
+    return program.model(state["params"])

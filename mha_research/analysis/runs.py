@@ -1,0 +1,221 @@
+"""Finished and unfinished runs of one or more sweep directories, as data.
+
+runs = load_runs(DIR)          a sequence of Run
+runs.table()                   one row a run: arm, seed, status, final metrics
+runs[0].curve("valid/loss")    step and value
+runs[0].restore()              the model with its trained parameters
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mha_research.analysis.manifest import FILE, Manifest, ManifestError, Phase, PlannedRun
+from mha_research.analysis.verdict import Outcome, Status
+from mha_research.config import ConfigError, flat, from_json
+
+SIZES = ("parameters", "flops_per_step", "tokens_per_step")
+_STEPS_TO = re.compile(r"steps_to:(.+?)(<=|>=)(.+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run. `status` is finished, diverged, failed or waiting; `result` is what result.json holds, empty before the
+    end."""
+
+    name: str
+    arm: str
+    seed: int
+    phase: Phase
+    path: Path
+    exploratory: bool
+    status: str
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+    failure: Mapping[str, Any]
+
+    @functools.cached_property
+    def rows(self) -> pd.DataFrame:
+        """metrics.jsonl: one row a log point; a last line torn by a kill is left out."""
+        path = self.path / "metrics.jsonl"
+        rows = []
+        for line in path.read_text(encoding="utf8").split("\n") if path.exists() else []:
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return pd.DataFrame(rows)
+
+    @functools.cached_property
+    def provenance(self) -> list[dict[str, Any]]:
+        """One record per start of the run: code, packages, device, command."""
+        path = self.path / "provenance.jsonl"
+        lines = path.read_text(encoding="utf8").splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def curve(self, metric: str) -> pd.DataFrame:
+        """`step` and `value` of a logged metric, in order; empty where it was never logged."""
+        if metric not in self.rows:
+            return pd.DataFrame({"step": [], "value": []})
+        rows = self.rows[["step", metric]].dropna()
+        return rows.rename(columns={metric: "value"}).reset_index(drop=True)
+
+    def value(self, metric: str) -> float:
+        """A claim's number from this run; NaN where it has none.
+
+        `steps_to:valid/loss<=2.0` is the first logged step at which that holds, censored at the last planned step;
+        `time/...` is the median of what was logged after the first row, which holds the compilation.
+        """
+        if metric in SIZES:
+            return float(self.result.get(metric, math.nan))
+        if match := _STEPS_TO.fullmatch(metric):
+            curve, holds = self.curve(match[1]), {"<=": operator.le, ">=": operator.ge}[match[2]]
+            reached = curve["step"][holds(curve["value"], float(match[3]))]
+            return float(reached.min() if len(reached) else self.config["train.steps"])
+        if metric.startswith("time/"):
+            return float(self.curve(metric)["value"].iloc[1:].median())
+        return float(self.result.get("metrics", {}).get(metric, math.nan))
+
+    def outcome(self, metrics: Sequence[str]) -> Outcome:
+        """What the run contributes to verdicts about these metrics. A diverged run still has its size."""
+        if self.status not in ("finished", "diverged"):
+            return Outcome(Status.LOST)
+        values = {metric: self.value(metric) for metric in metrics}
+        if self.status == "diverged":
+            return Outcome(Status.DIVERGED, {metric: values[metric] for metric in metrics if metric in SIZES})
+        return Outcome(Status.FINISHED, {metric: value for metric, value in values.items() if not math.isnan(value)})
+
+    def restore(self, step: int | None = None) -> Any:
+        """The model with the parameters of the last checkpoint, or of the one of a step. Raises as `Checkpoints`
+        does."""
+        from mha_research.analysis.restore import restore  # it brings JAX, which reading results does without
+
+        return restore(self.path, step)
+
+
+class Runs(Sequence[Run]):
+    """Runs in the order of the plan. `manifest` is that of the first directory, None for single runs."""
+
+    def __init__(self, runs: Sequence[Run], manifest: Manifest | None, workdirs: Sequence[Path], same: bool) -> None:
+        self._runs, self.manifest, self.workdirs = list(runs), manifest, list(workdirs)
+        self.same_question = same  # every directory froze the same claims, seeds and tuning
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._runs[index]
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    @property
+    def arms(self) -> list[str]:
+        return list(dict.fromkeys(run.arm for run in self))
+
+    def main(self) -> list[Run]:
+        """The runs that count: not those that only tuned."""
+        return [run for run in self if run.phase == "main"]
+
+    def outcomes(self, metrics: Sequence[str]) -> dict[str, dict[int, Outcome]]:
+        """arm -> seed -> outcome, for `judge`."""
+        found: dict[str, dict[int, Outcome]] = {arm: {} for arm in self.arms}
+        for run in self.main():
+            found[run.arm][run.seed] = run.outcome(metrics)
+        return found
+
+    def table(self) -> pd.DataFrame:
+        """One row a run: name, arm, seed, phase, status, size, seconds, and every metric of its last evaluation."""
+        rows = []
+        for run in self:
+            row = {name: getattr(run, name) for name in ("name", "arm", "seed", "phase", "status", "exploratory")}
+            row |= {name: run.result.get(name) for name in (*SIZES, "step", "seconds", "peak_memory_bytes", "skipped")}
+            rows.append(row | dict(run.result.get("metrics", {})))
+        return pd.DataFrame(rows)
+
+    def curves(self) -> pd.DataFrame:
+        """Every logged number in long form: arm, seed, phase, step, metric, value."""
+        parts = []
+        for run in self:
+            if len(run.rows):
+                part = run.rows.melt("step", var_name="metric", value_name="value").dropna()
+                parts.append(part.assign(name=run.name, arm=run.arm, seed=run.seed, phase=run.phase))
+        columns = ["name", "arm", "seed", "phase", "step", "metric", "value"]
+        return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def load_runs(*workdirs: str | Path) -> Runs:
+    """The runs of sweep directories, or of directories of single runs, whose arm is then the directory's name.
+
+    Several sweeps are joined by arm and seed. Raises ManifestError for a directory that is neither, for an arm whose
+    settings differ between directories, and for a run that two of them hold with different results.
+    """
+    if not workdirs:
+        raise TypeError("load_runs needs one directory or more")
+    paths = [Path(workdir) for workdir in workdirs]
+    manifests = [Manifest.read(path) if (path / FILE).exists() else None for path in paths]
+    runs: dict[tuple[str, int, str], Run] = {}
+    for path, manifest in zip(paths, manifests):
+        for run in _of_sweep(path, manifest) if manifest else [_single(path)]:
+            key = (run.arm, run.seed, run.name if run.phase == "tune" else "")
+            runs[key] = _joined(runs[key], run) if key in runs else run
+    first = next((manifest for manifest in manifests if manifest), None)
+    _check_arms(paths, manifests)
+    same = all(
+        manifest is not None and first is not None and manifest.frozen.hash == first.frozen.hash
+        for manifest in manifests
+    )
+    return Runs(list(runs.values()), first, paths, same)
+
+
+def _of_sweep(workdir: Path, manifest: Manifest) -> list[Run]:
+    return [_read(run, run.folder(workdir), workdir / "failures" / f"{run.name}.json") for run in manifest.runs]
+
+
+def _read(planned: PlannedRun, path: Path, failure_path: Path) -> Run:
+    result, failure, config = (_json(file) for file in (path / "result.json", failure_path, path / "config.json"))
+    status = str(result.get("status", "failed" if failure else "waiting"))
+    name, arm, seed, phase = planned.name, planned.arm, planned.seed, planned.phase
+    return Run(name, arm, seed, phase, path, planned.exploratory, status, flat(config), result, failure)
+
+
+def _single(path: Path) -> Run:
+    if not (path / "config.json").exists():
+        raise ManifestError(f"{path} is neither a sweep (no {FILE}) nor a run (no config.json)")
+    seed = _json(path / "config.json")["seed"]
+    return _read(PlannedRun(path.name, path.name, seed, "main", {}), path, path / "failure.json")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        text = path.read_text(encoding="utf8")
+        return from_json(text).to_dict() if path.name == "config.json" else json.loads(text)
+    except (ConfigError, ValueError) as error:
+        raise ManifestError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _joined(old: Run, new: Run) -> Run:
+    if old.result and new.result and old.result["metrics"] != new.result["metrics"]:
+        raise ManifestError(f"{old.path} and {new.path} are the same arm and seed with different results")
+    return old if old.result else new
+
+
+def _check_arms(paths: Sequence[Path], manifests: Sequence[Manifest | None]) -> None:
+    """Equal names are equal settings, or the directories do not belong together."""
+    seen: dict[str, tuple[Path, Any]] = {}
+    for path, manifest in zip(paths, manifests):
+        for arm, overrides in manifest.arms.items() if manifest else ():
+            here = {**flat(manifest.base), **overrides}  # type: ignore[union-attr]
+            where, there = seen.setdefault(arm, (path, here))
+            if changed := [field for field in here if not field.startswith("run.") and here[field] != there.get(field)]:
+                raise ManifestError(f"the arm {arm!r} differs in {changed[0]} between {where} and {path}")

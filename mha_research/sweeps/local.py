@@ -1,0 +1,169 @@
+"""Many small runs on one machine: long-lived worker processes, so that start-up and compilation are paid once.
+
+A worker has one core of its own, or one accelerator where there are several. It prefers runs of an arm it has compiled,
+then an arm that no other worker has; compiled programs also go through JAX's cache on disk. A worker whose memory has
+grown past its share is replaced. Workers hear SIGTERM when the sweep stops or dies, save their state and end.
+"""
+
+import ctypes
+import dataclasses
+import glob
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from mha_research.analysis.manifest import Manifest, PlannedRun
+from mha_research.sweeps.work import State, do, record_failure, state
+from mha_research.training import Interrupted, use_compilation_cache
+from mha_research.training.interrupt import Flag, interrupts
+
+_PR_SET_PDEATHSIG = 1
+Tell = Callable[[PlannedRun, "State | None"], None]  # a run began (None) or ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Where a worker runs: cores, and the accelerator it sees, if it is given one."""
+
+    cores: tuple[int, ...]
+    accelerator: str | None = None
+
+
+def slots(parallel: int | None = None) -> list[Slot]:
+    """One slot per accelerator where there are any, else one per core; at most `parallel`, which then share all
+    cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    found = sorted(path.removeprefix("/dev/nvidia") for path in glob.glob("/dev/nvidia[0-9]*"))
+    accelerators = visible.split(",") if visible else found
+    count = len(accelerators) or len(cores)
+    count = min(count, parallel or count)
+    if accelerators:
+        return [Slot(tuple(cores[i::count]), accelerators[i]) for i in range(count)]
+    return [Slot((cores[i],)) for i in range(count)]
+
+
+class _Worker:
+    """The sweep's end of one worker process."""
+
+    def __init__(self, workdir: Path, slot: Slot, memory: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, other = context.Pipe()
+        self.slot, self.arms, self.run = slot, set[str](), None  # type: ignore[var-annotated]
+        self.process: BaseProcess = context.Process(target=_serve, args=(str(workdir), slot, memory, other))
+        self.process.start()
+        other.close()
+
+    def give(self, run: PlannedRun) -> None:
+        self.run = run
+        self.arms.add(run.arm)
+        self.connection.send(run.name)
+
+    def close(self) -> None:
+        """Ends an idle worker."""
+        self.connection.close()
+        self.process.join()
+
+
+def run_locally(
+    workdir: Path, manifest: Manifest, runs: Sequence[PlannedRun], parallel: int | None, tell: Tell, mixed: bool = False
+) -> None:
+    """Runs everything in `runs`, and returns when each has ended somehow. Raises Interrupted when a signal came.
+
+    `mixed` keeps the order of `runs`, in which arms alternate, so that a drift of the machine meets all of them alike.
+    """
+    places = slots(parallel)[: len(runs)]
+    memory = 0.8 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / max(1, len(places))
+    left = list(runs)
+    with interrupts() as flag:
+        workers = [_Worker(workdir, slot, memory) for slot in places]
+        try:
+            while left or any(worker.run for worker in workers):
+                if flag.signal:
+                    raise Interrupted("the sweep was stopped", flag.signal)
+                for index, worker in enumerate(workers):
+                    if worker.run is None and left:
+                        run = left[0] if mixed else choose(left, worker.arms, [other.arms for other in workers])
+                        left.remove(run)
+                        tell(run, None)
+                        worker.give(run)
+                    elif worker.run is None:
+                        continue
+                    elif (ended := _ended(workdir, worker)) is not None:
+                        tell(worker.run, ended)
+                        worker.run = None
+                        if not worker.process.is_alive() and left:
+                            workers[index] = _Worker(workdir, worker.slot, memory)
+                wait([worker.connection for worker in workers if worker.run], timeout=0.5)
+        finally:
+            _stop(workers, flag)
+
+
+def choose(left: Sequence[PlannedRun], warm: Collection[str], others: Sequence[Collection[str]]) -> PlannedRun:
+    """The next run of a worker: of an arm it has compiled, else of an arm that nobody has, else the first one."""
+    taken = {arm for arms in others for arm in arms}
+    return min(left, key=lambda run: 0 if run.arm in warm else 1 if run.arm not in taken else 2)
+
+
+def _ended(workdir: Path, worker: _Worker) -> State | None:
+    """How the worker's run ended, None while it goes on. A worker that died took its run with it."""
+    assert worker.run is not None
+    try:
+        if worker.connection.poll():
+            answer, keep = worker.connection.recv()
+            if not keep:
+                worker.process.join()
+            return answer
+    except (EOFError, OSError):
+        worker.process.join()
+        if (known := state(workdir, worker.run)) != "waiting":
+            return known
+        code = worker.process.exitcode or 0
+        reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        record_failure(workdir, worker.run, f"the process died with {reason}")
+        return "failed"
+    return None
+
+
+def _stop(workers: Sequence[_Worker], flag: Flag) -> None:
+    """Ends all workers: idle ones at once, busy ones after they have saved their state."""
+    for worker in workers:
+        if worker.run is not None and worker.process.is_alive():
+            worker.process.terminate()
+    for worker in workers:
+        worker.close()
+
+
+def _serve(workdir: str, slot: Slot, memory: float, connection: Connection) -> None:
+    """The worker process: takes names of runs until the pipe closes, and answers how each ended and whether it goes
+    on."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    os.setpgrp()  # Ctrl-C is for the sweep, which tells its workers
+    os.sched_setaffinity(0, slot.cores)  # before JAX starts: it makes one thread per core that it may use
+    if slot.accelerator is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = slot.accelerator
+    use_compilation_cache()
+    manifest = Manifest.read(Path(workdir))
+    runs = {run.name: run for run in manifest.runs}
+    while True:
+        try:
+            name = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            ended = do(Path(workdir), manifest, runs[name])
+        except Interrupted:
+            return
+        keep = _resident_bytes() < memory
+        connection.send((ended, keep))
+        if not keep:
+            return
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,43 @@
+"""The plan of a sweep, as a person reads it before the runs start."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from mha_research.analysis.manifest import Manifest
+from mha_research.sweeps.local import slots
+from mha_research.sweeps.progress import duration
+from mha_research.sweeps.sizes import sizes, unmatched
+from mha_research.sweeps.work import state
+from mha_research.training.device import peak_flops
+
+
+def print_plan(manifest: Manifest, workdir: Path, only: Collection[str], workers: int) -> None:
+    """Arms with their size and runs, in what they differ, and a rough time. Builds every model, which may raise."""
+    console, found = Console(), sizes(manifest)
+    table = Table("arm", "overrides", "runs", "done", "parameters", "FLOPs/step", "steps", title=manifest.title)
+    seconds = 0.0
+    peak = peak_flops() / max(1, workers)
+    for arm, overrides in manifest.arms.items():
+        states = [state(workdir, run) for run in manifest.runs if run.arm == arm]
+        if not only or arm in only:
+            seconds += states.count("waiting") * found[arm].seconds(peak)
+        size = found[arm]
+        what = ", ".join(f"{path}={value}" for path, value in overrides.items()) or "the base"
+        done = len(states) - states.count("waiting")
+        numbers = (len(states), done, f"{size.parameters:,}", f"{size.flops_per_step:.3g}", size.steps)
+        table.add_row(arm, what, *map(str, numbers))
+    console.print(table)
+    for line in unmatched(found) or ["every arm has the same parameters, FLOPs, tokens and steps"]:
+        console.print(line, highlight=False)
+    waiting = sum(state(workdir, run) == "waiting" for run in manifest.runs if not only or run.arm in only)
+    guess = "" if any(slot.accelerator for slot in slots()) else f", about {duration(seconds / max(1, workers))}"
+    claims = len(manifest.frozen.claims)
+    console.print(
+        f"{waiting} runs to do, {workers} at a time{guess} (a guess from FLOPs); "
+        f"{claims} claims, {len(manifest.frozen.seeds)} seeds, frozen as {manifest.frozen.hash}",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,147 @@
+"""The report: tidy files that read back, and a page that is whole, safe, and the same in a real browser."""
+
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from mha_research.analysis import ablation_plots as plots
+from mha_research.analysis.claims import AllOf
+from mha_research.analysis.report import write_report
+from mha_research.analysis.runs import load_runs
+from tests.mha_research.analysis.synthetic import METRIC, diverge, fail, make_sweep
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    workdir = make_sweep(tmp_path_factory.mktemp("sweep") / "s", tune=True)
+    diverge(workdir, "h1/seed3")
+    fail(workdir, "h2/seed4")
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def page(workdir):
+    return write_report(load_runs(workdir), workdir / "report")
+
+
+def test_tables_read_back(workdir, page):
+    results = pd.read_csv(page.parent / "results.csv")
+    pd.testing.assert_frame_equal(results, pd.read_parquet(page.parent / "results.parquet"), check_dtype=False)
+    assert len(results) == 4 * 5 + 4 * 3
+    assert set(results["status"]) == {"finished", "diverged", "failed"}
+    curves = pd.read_parquet(page.parent / "curves.parquet")
+    loss = curves[(curves["name"] == "h8/seed2") & (curves["metric"] == METRIC)]["value"].item()
+    assert loss == results.set_index("name").loc["h8/seed2", METRIC]
+    judged = json.loads((page.parent / "verdicts.json").read_text())
+    assert [verdict["word"] for verdict in judged["planned"]][1:3] == ["supported", "contradicted"]
+    assert judged["planned"][0]["adjusted_p_sup"] is None
+    assert "incomplete" in judged["planned"][0]["reason"]
+
+
+def test_the_page_holds_what_it_must(page):
+    text = page.read_text()
+    for needed in (
+        "How many heads?",
+        "Eight heads &lt;beat&gt; four &amp; more",  # nothing from data becomes markup
+        "OSError: no space &lt;left&gt;",
+        "h1/seed3 diverged",
+        "h2/seed4 failed",
+        "at the edge of the grid",
+        "seeds would settle",
+        "0123abc",
+        "python -m experiments.sweep --config=configs/sweeps/x.py",
+        "--config.model.attention.num_heads=1 --config.seed=0 --config.optimizer.learning_rate=0.004",
+        "prefers-color-scheme: dark",
+        "@media print",
+        "covers about 83 % at 5 seeds",
+    ):
+        assert needed in text, needed
+    assert "<beat>" not in text
+    assert not re.search(r'(src|href)="(?!#|data:)', text)  # self-contained
+    assert "#123456" not in text  # every figure's ink became the colour of the text
+    identifiers = re.findall(r'\bid="([^"]+)"', text)
+    assert len(identifiers) == len(set(identifiers))
+
+
+def test_every_figure_is_sound_svg(page):
+    figures = re.findall(r"<svg .*?</svg>", page.read_text(), flags=re.S)
+    assert len(figures) == 6 + 2 + 1  # contrasts, effect and cost, tuning
+    for figure in figures:
+        root = ElementTree.fromstring(figure)
+        assert root.get("aria-label")
+        assert root.get("viewBox")
+
+
+def test_figures_draw_the_data(workdir):
+    runs = load_runs(workdir)
+    effect = plots.plot_effect(runs, METRIC, "h1")
+    drawn = effect.axes[0].collections
+    np.testing.assert_allclose(
+        [path.get_offsets()[0][1] for path in drawn if len(path.get_offsets()) == 5],
+        [runs.outcomes([METRIC])[arm][0].metrics[METRIC] for arm in runs.arms],
+    )
+    curves = plots.plot_curves(runs, "valid/nats_per_char")
+    assert [len(line.get_xdata()) for line in curves.axes[0].lines] == [6] * 4
+    cost = plots.plot_cost(runs, "valid/nats_per_char")
+    last = [line.get_xdata()[-1] for line in (ax.lines[3] for ax in cost.axes[:3])]
+    np.testing.assert_allclose(last, [60, 7, 60e9])
+    assert isinstance(plots.plot_tuning(runs), Figure)
+
+
+def test_a_sweep_with_nothing_in_it_yet_still_has_a_page(tmp_path):
+    workdir = make_sweep(tmp_path / "s", seeds=[], planned=range(3), tune=False)
+    text = write_report(load_runs(workdir), tmp_path / "report").read_text()
+    assert "12 runs have not ended" in text
+    assert "incomplete" in text
+    assert "No run has started" in text
+
+
+def test_claims_are_nested_only_in_all_of(workdir):
+    planned = load_runs(workdir).manifest.frozen.claims
+    assert sum(isinstance(claim, AllOf) for claim in planned) == 1
+
+
+PROBE = """<script>
+const boxes = [...document.querySelectorAll('figure svg')].map(e => e.getBoundingClientRect());
+document.body.dataset.seen = JSON.stringify({figures: boxes.length,
+  smallest: Math.min(...boxes.map(b => b.width * b.height)),
+  wide: document.documentElement.scrollWidth, window: innerWidth, rows: document.querySelectorAll('tbody tr').length,
+  ink: getComputedStyle(document.querySelector('figure svg text')).fill,
+  paper: getComputedStyle(document.body).backgroundColor});
+</script>"""
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium here; CI installs it")
+@pytest.mark.parametrize("width", [500, 1280])  # headless Chromium has no narrower window
+@pytest.mark.parametrize("dark", [False, True])
+def test_in_a_real_browser(page, tmp_path, width, dark):
+    copy = tmp_path / "page.html"
+    copy.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
+    command = [
+        *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr"),
+        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={width},900",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        "--dump-dom",
+        copy.as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ":CONSOLE" not in done.stderr
+    seen = json.loads(re.search(r"data-seen=\"([^\"]*)\"", done.stdout)[1].replace("&quot;", '"'))
+    assert seen["figures"] == 9
+    assert seen["smallest"] > 20_000
+    assert seen["rows"] > 20
+    assert seen["wide"] <= seen["window"] == width  # tables scroll by themselves, the page never sideways
+
+    def bright(colour):
+        return sum(map(int, re.findall(r"\d+", colour)[:3])) > 3 * 128
+
+    assert (bright(seen["ink"]), bright(seen["paper"])) == (dark, not dark)

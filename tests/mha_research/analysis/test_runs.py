@@ -1,0 +1,167 @@
+"""Reading sweep directories: every number comes from the files, and what does not belong together is refused."""
+
+import json
+import math
+
+import pytest
+
+from mha_research.analysis.compare import compare, values, verdicts
+from mha_research.analysis.manifest import Manifest, ManifestError
+from mha_research.analysis.runs import load_runs
+from mha_research.analysis.verdict import Status
+from tests.mha_research.analysis.synthetic import (
+    CLAIMS,
+    EFFECT,
+    METRIC,
+    STEPS,
+    change_result,
+    diverge,
+    fail,
+    make_sweep,
+)
+
+
+def test_runs_are_what_the_files_say(tmp_path):
+    workdir = make_sweep(tmp_path / "s", seeds=range(3))
+    diverge(workdir, "h1/seed1")
+    fail(workdir, "h2/seed2")
+    runs = load_runs(workdir)
+    assert len(runs) == 12
+    assert runs.arms == list(EFFECT)
+    assert [run.status for run in runs if run.arm in ("h1", "h2")].count("finished") == 4
+    first = runs[0]
+    assert (first.name, first.arm, first.seed, first.config["model.attention.num_heads"]) == ("h1/seed0", "h1", 0, 1)
+    stored = json.loads((workdir / "runs/h1/seed0/result.json").read_text())
+    assert first.value(METRIC) == stored["metrics"][METRIC]
+    assert first.value("parameters") == 12345
+    assert list(first.curve("valid/nats_per_char")["step"]) == [10, 20, 30, 40, 50, 60]
+    assert math.isnan(first.value("test/nothing"))
+    assert len(first.curve("nothing")) == 0
+    outcomes = runs.outcomes([METRIC, "parameters"])
+    assert outcomes["h1"][1].status is Status.DIVERGED
+    assert outcomes["h1"][1].metrics == {"parameters": 12345}
+    assert outcomes["h2"][2].status is Status.LOST
+    table = runs.table()
+    assert list(table["status"]).count("diverged") == 1
+    assert table[METRIC].notna().sum() == 10
+    long = runs.curves()
+    assert len(long[(long["name"] == "h4/seed0") & (long["metric"] == "train/loss")]) == 6
+
+
+def test_steps_to_a_threshold_are_censored_at_the_budget(tmp_path):
+    run = load_runs(make_sweep(tmp_path / "s", seeds=range(3)))[0]
+    curve = run.curve("valid/nats_per_char")
+    threshold = curve["value"][2] + 1e-9
+    assert run.value(f"steps_to:valid/nats_per_char<={threshold}") == 30
+    assert run.value("steps_to:valid/nats_per_char<=0.1") == STEPS
+    assert run.value("steps_to:valid/nats_per_char>=0.1") == 10
+    assert run.value("time/steps_per_second") == 10
+
+
+def test_a_torn_last_row_is_left_out(tmp_path):
+    workdir = make_sweep(tmp_path / "s", seeds=range(3))
+    with (workdir / "runs/h1/seed0/metrics.jsonl").open("a") as file:
+        file.write('{"step": 70, "train/lo')
+    assert load_runs(workdir)[0].rows["step"].max() == 60
+
+
+def test_single_runs_are_arms(tmp_path):
+    workdir = make_sweep(tmp_path / "s", seeds=range(3))
+    runs = load_runs(workdir / "runs/h1/seed0", workdir / "runs/h2/seed1")
+    assert runs.manifest is None
+    assert [(run.arm, run.seed) for run in runs] == [("seed0", 0), ("seed1", 1)]
+    with pytest.raises(ValueError, match="belong to no sweep"):
+        verdicts(runs)
+
+
+def test_directories_join_by_arm_and_seed(tmp_path):
+    parts = [
+        make_sweep(tmp_path / name, seeds=seeds, planned=range(5))
+        for name, seeds in (("a", range(3)), ("b", range(2, 5)))
+    ]
+    runs = load_runs(*parts)
+    assert len(runs) == 20
+    assert all(run.status == "finished" for run in runs)
+    assert runs.same_question
+    planned, exploratory = verdicts(runs)
+    assert [v.word for v in planned] == [v.word for v in verdicts(load_runs(make_sweep(tmp_path / "all")))[0]]
+    assert exploratory == []
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path):
+    a, b = (make_sweep(tmp_path / name, seeds=range(3)) for name in "ab")
+    change_result(b, "h4/seed1", metrics={METRIC: 1.0})
+    with pytest.raises(ManifestError, match="same arm and seed with different results"):
+        load_runs(a, b)
+    text = (b / "manifest.json").read_text()
+    (b / "manifest.json").write_text(text.replace('"d_model": 128', '"d_model": 64'))
+    change_result(b, "h4/seed1", metrics=load_runs(a)[6].result["metrics"])
+    with pytest.raises(ManifestError, match=r"the arm 'h1' differs in model\.d_model"):
+        load_runs(a, b)
+    with pytest.raises(ManifestError, match=r"neither a sweep .* nor a run"):
+        load_runs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ('"seeds": [0, 1, 2]', '"seeds": [0, 1, 2, 3]', "do not have the hash"),
+        ('"name": "h1/seed0"', '"name": "../../outside"', "outside its directory"),
+        ('"runs": [', '"runs": [[', "cannot be read"),
+    ],
+)
+def test_a_manifest_that_was_changed_is_refused(tmp_path, old, new, message):
+    workdir = make_sweep(tmp_path / "s", seeds=range(3))
+    path = workdir / "manifest.json"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(ManifestError, match=message):
+        Manifest.read(workdir)
+
+
+def test_the_manifest_survives_its_file(tmp_path):
+    workdir = make_sweep(tmp_path / "s", tune=True)
+    manifest = Manifest.read(workdir)
+    assert manifest.to_text() == (workdir / "manifest.json").read_text()
+    assert tuple(manifest.frozen.claims) == CLAIMS
+    lines = (workdir / "manifest.json").read_text().splitlines()
+    assert sum(line.startswith('{"name": ') for line in lines) == len(manifest.runs) == 32  # one line a run
+
+
+def test_compare_by_hand(tmp_path):
+    workdir = make_sweep(tmp_path / "s", seeds=range(3))
+    for seed, (a, b) in enumerate([(1.0, 2.0), (2.0, 4.0), (3.0, 6.0)]):
+        change_result(workdir, f"h1/seed{seed}", metrics={METRIC: a})
+        change_result(workdir, f"h2/seed{seed}", metrics={METRIC: b})
+    diverge(workdir, "h4/seed0")
+    fail(workdir, "h8/seed0")
+    table = compare(load_runs(workdir), METRIC, "h1").set_index("arm")
+    row = table.loc["h2"]
+    assert (row["mean"], row["difference"], row["sd"], row["seeds"]) == (4, 2, 2, 3)
+    half = 4.302652729749464 / math.sqrt(3)  # t quantile with 2 degrees of freedom; the differences are 1, 2, 3
+    assert (row["low"], row["high"]) == pytest.approx((2 - half, 2 + half))
+    assert row["p"] == pytest.approx(0.07417990022744858)
+    assert row["d_z"] == 2
+    assert row["correlation"] == pytest.approx(1)
+    assert table.loc["h1", "difference"] == 0
+    assert (table.loc["h4", "diverged"], table.loc["h8", "lost"], table.loc["h8", "seeds"]) == (1, 1, 2)
+    assert values(load_runs(workdir), METRIC).loc[0, "h4"] == 3.0
+    with pytest.raises(ValueError, match="'h3' is not an arm"):
+        compare(load_runs(workdir), METRIC, "h3")
+    with pytest.raises(ValueError, match="no run has the metric 'test/f1'"):
+        compare(load_runs(workdir), "test/f1", "h1")
+
+
+def test_verdicts_of_planned_and_of_added_seeds(tmp_path):
+    workdir = make_sweep(tmp_path / "s")
+    planned, exploratory = verdicts(load_runs(workdir))
+    words = ["supported", "supported", "contradicted", "supported", "supported"]
+    assert [verdict.word for verdict in planned] == words
+    assert exploratory == []
+    more = make_sweep(tmp_path / "more", seeds=range(7))
+    joined = load_runs(workdir, more)
+    again, exploratory = verdicts(joined)
+    assert again == planned
+    assert not joined.same_question
+    assert len(exploratory) == 5
+    assert len(exploratory[0].values) == 7
