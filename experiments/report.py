@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _write(workdirs: list[Path], folder: Path) -> int:
-    from mha_research.analysis.compare import verdicts
+    from mha_research.analysis.comparison import verdicts
     from mha_research.analysis.report import write_report
     from mha_research.analysis.runs import load_runs
 

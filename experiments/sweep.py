@@ -68,7 +68,6 @@ def main(arguments: list[str]) -> int:
 def _sweep(options: argparse.Namespace, overrides: dict[str, str]) -> int:
     # Imported late, so that a wrong command line is answered at once.
     import jax
-    from mha_research.training import Interrupted
 
     from mha_research.analysis.manifest import FILE, Manifest, ManifestError
     from mha_research.sweeps.engines import engine_for
@@ -76,6 +75,7 @@ def _sweep(options: argparse.Namespace, overrides: dict[str, str]) -> int:
     from mha_research.sweeps.plan import SweepError, extend, load_sweep, plan, shrink
     from mha_research.sweeps.show import print_plan
     from mha_research.tasks import TaskError
+    from mha_research.training import Interrupted
 
     jax.config.update("jax_platforms", "cpu")  # planning needs no accelerator, and must not take one from the workers
     workdir = Path(options.workdir)
@@ -110,10 +110,9 @@ def _sweep(options: argparse.Namespace, overrides: dict[str, str]) -> int:
 
 
 def _one(options: argparse.Namespace) -> int:
-    from mha_research.training import Interrupted, use_compilation_cache
-
     from mha_research.analysis.manifest import Manifest, ManifestError
     from mha_research.sweeps.work import do
+    from mha_research.training import Interrupted, use_compilation_cache
 
     workdir = Path(options.workdir)
     try:

@@ -4,27 +4,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mha_research.analysis.ablation_plots import plot_claim as plot_claim
+    from mha_research.analysis.ablation_plots import plot_cost as plot_cost
+    from mha_research.analysis.ablation_plots import plot_curves as plot_curves
+    from mha_research.analysis.ablation_plots import plot_effect as plot_effect
+    from mha_research.analysis.ablation_plots import plot_tuning as plot_tuning
     from mha_research.analysis.claims import AllOf as AllOf
     from mha_research.analysis.claims import Claim as Claim
+    from mha_research.analysis.comparison import compare as compare
+    from mha_research.analysis.comparison import verdicts as verdicts
+    from mha_research.analysis.runs import load_runs as load_runs
     from mha_research.analysis.verdict import Outcome as Outcome
     from mha_research.analysis.verdict import Status as Status
     from mha_research.analysis.verdict import Verdict as Verdict
     from mha_research.analysis.verdict import judge as judge
 
 _HOME = {
-    "AllOf": "claims",
-    "Claim": "claims",
-    "Outcome": "verdict",
-    "Status": "verdict",
-    "Verdict": "verdict",
-    "judge": "verdict",
+    **dict.fromkeys(("plot_claim", "plot_cost", "plot_curves", "plot_effect", "plot_tuning"), "ablation_plots"),
+    **dict.fromkeys(("AllOf", "Claim"), "claims"),
+    **dict.fromkeys(("compare", "verdicts"), "comparison"),
+    **dict.fromkeys(("Outcome", "Status", "Verdict", "judge"), "verdict"),
+    "load_runs": "runs",
 }
 __all__ = sorted(_HOME)
 
 
-def __getattr__(
-    name: str,
-) -> Any:  # a sweep file that only states claims does not wait for scipy, pandas and matplotlib
+def __getattr__(name: str) -> Any:
+    # Lazy: a sweep file that only states claims does not wait for scipy, pandas and matplotlib.
     if name in _HOME:
         return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mha_research.analysis.claims import Claim
-from mha_research.analysis.compare import compare, values
+from mha_research.analysis.comparison import compare, values
 from mha_research.analysis.runs import Run, Runs
 from mha_research.analysis.verdict import Verdict
 

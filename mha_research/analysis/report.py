@@ -20,7 +20,7 @@ from mha_research.analysis import ablation_plots as plots
 from mha_research.analysis import page
 from mha_research.analysis.beside import bca_interval, bca_label, page_trend_p, pairing_correlation, wilcoxon_p
 from mha_research.analysis.claims import AllOf, Claim, claim_to_json, elementary
-from mha_research.analysis.compare import compare, values, verdicts
+from mha_research.analysis.comparison import compare, values, verdicts
 from mha_research.analysis.manifest import Manifest
 from mha_research.analysis.page import number
 from mha_research.analysis.power import detectable, seeds_needed

@@ -74,10 +74,10 @@ class Sweep:
     deterministic: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arms", _checked_arms(self.arms, self.tune))
-        object.__setattr__(self, "seeds", seed_list(self.seeds, "Sweep.seeds", 0))
         if self.tune is not None and not isinstance(self.tune, Tune):
             raise TypeError(f"Sweep.tune is a Tune; got {self.tune!r}")
+        object.__setattr__(self, "arms", _checked_arms(self.arms, self.tune))
+        object.__setattr__(self, "seeds", seed_list(self.seeds, "Sweep.seeds", 0))
         if self.tune is not None and (both := set(self.seeds) & set(self.tune.seeds)):  # type: ignore[arg-type]
             raise ValueError(f"seeds that tune must not be seeds that claim; both lists hold {sorted(both)}")
         object.__setattr__(self, "claims", self._checked_claims())

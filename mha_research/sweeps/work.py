@@ -7,6 +7,7 @@ failures/ARM/seedN.json    why it failed, and its last lines; taken away when it
 
 import contextlib
 import json
+import logging
 import math
 import time
 import traceback
@@ -49,6 +50,7 @@ def do(workdir: Path, manifest: Manifest, run: PlannedRun) -> State:
     workdir = Path(workdir)
     if (known := state(workdir, run)) != "waiting":
         return known
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what was meant
     with _said(log_path(workdir, run)):
         try:
             config = run_config(manifest, run, tuned(workdir, manifest, run))
@@ -110,7 +112,7 @@ def best_value(workdir: Path, manifest: Manifest, arm: str) -> tuple[Any, Mappin
 
 @contextlib.contextmanager
 def _said(path: Path) -> Iterator[None]:
-    """What is printed inside goes to the end of the file."""
+    """What is printed inside goes to the end of the file, line by line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+    with path.open("a", 1, encoding="utf8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         yield

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mha_research.analysis.compare import compare, values, verdicts
+from mha_research.analysis.comparison import compare, values, verdicts
 from mha_research.analysis.manifest import Manifest, ManifestError
 from mha_research.analysis.runs import load_runs
 from mha_research.analysis.verdict import Status

@@ -1,0 +1,97 @@
+"""A sweep that is killed at random points ends with the results of one that never was.
+
+`python -m tests.experiments.interrupting --kills=20` is the long check; the tests kill three times.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SWEEP = ROOT / "tests/mha_research/sweeps/tiny.py"
+
+
+def start(workdir: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "experiments.sweep", f"--config={SWEEP}", f"--workdir={workdir}", *options]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    # Compiling is most of the time here, so XLA is told to make less of an effort.
+    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def kill_at_random(workdir: Path, kills: int, rng: random.Random, longest: float) -> list[str]:
+    """Starts the sweep `kills` times and kills it after a random time: alone, with its workers, or by SIGTERM. Says
+    how."""
+    said = []
+    for _ in range(kills):
+        sweep = start(workdir)
+        try:
+            sweep.wait(rng.uniform(1, longest))
+        except subprocess.TimeoutExpired:
+            how = rng.choice(["sweep", "all", "terminate"])
+            workers = descendants(sweep.pid) if how == "all" else []
+            sweep.send_signal(signal.SIGTERM if how == "terminate" else signal.SIGKILL)
+            for worker in workers:
+                os.kill(worker, signal.SIGKILL)
+            said.append(how)
+        sweep.communicate(timeout=120)
+    return said
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that `pid` started, read from /proc."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+        if parent == pid:
+            child = int(status.parent.name)
+            found += [child, *descendants(child)]
+    return found
+
+
+def results(workdir: Path) -> dict[str, dict]:
+    """Every run's result and logged numbers, without what a clock says."""
+    found = {}
+    for path in sorted(workdir.glob("runs/*/*/result.json")):
+        result = json.loads(path.read_text())
+        rows = [json.loads(line) for line in (path.parent / "metrics.jsonl").read_text().splitlines()]
+        found[str(path.parent.relative_to(workdir))] = {
+            "metrics": result["metrics"],
+            "step": result["step"],
+            "rows": [{name: v for name, v in row.items() if not name.startswith("time/")} for row in rows],
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    kills, rng = parser.parse_args().kills, random.Random(parser.parse_args().seed)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        whole, killed = Path(folder, "whole"), Path(folder, "killed")
+        out, err = start(whole).communicate(timeout=600)
+        assert len(results(whole)) == 6, out + err
+        said = kill_at_random(killed, kills, rng, 15.0)
+        out, err = start(killed).communicate(timeout=600)
+        same = results(whole) == results(killed)
+        print(f"killed {len(said)} times ({', '.join(said)}) in {time.monotonic() - began:.0f} s: equal {same}")
+        sys.exit(0 if same and len(results(killed)) == 6 else f"different results\n{out}{err}")
+
+
+if __name__ == "__main__":
+    main()
