@@ -9,6 +9,7 @@ import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -26,7 +27,7 @@ COLOURS = ("#2f87c8", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 MARKERS = "osD^vP*X"
 _INK = "#123456"  # stands for the colour of the text until the figure is on a page
 _WIDTH = 4.0
-_STYLE = {
+_STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -42,10 +43,10 @@ _STYLE = {
 }
 
 
-def _figure(height: float, rows: int = 1, **how: object) -> tuple[Figure, np.ndarray]:
+def _figure(height: float, rows: int = 1, **how: Any) -> tuple[Figure, np.ndarray]:
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, height))
-        axes = figure.subplots(rows, 1, squeeze=False, **how)[:, 0]  # type: ignore[arg-type]
+        axes = figure.subplots(rows, 1, squeeze=False, **how)[:, 0]
         figure.patch.set_alpha(0)
         for ax in axes:
             ax.patch.set_alpha(0)
@@ -69,7 +70,7 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
 
 
-def _look(runs: Runs) -> dict[str, dict[str, str]]:
+def _look(runs: Runs) -> dict[str, dict[str, Any]]:
     return {
         arm: {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
         for i, arm in enumerate(runs.arms)
@@ -193,5 +194,4 @@ def plot_tuning(runs: Runs) -> Figure:
 
 def _legend(ax: Axes, runs: Runs) -> None:
     with matplotlib.rc_context(_STYLE):
-        # type: ignore[union-attr]
         ax.figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=min(len(runs.arms), 6))

@@ -9,6 +9,7 @@ from scipy import stats
 
 from mha_research.analysis.beside import divergence_p, pairing_correlation
 from mha_research.analysis.claims import elementary
+from mha_research.analysis.manifest import Question
 from mha_research.analysis.runs import SIZES, Run, Runs
 from mha_research.analysis.verdict import Verdict, judge
 
@@ -83,17 +84,14 @@ def verdicts(runs: Runs) -> tuple[list[Verdict], list[Verdict]]:
     if runs.manifest is None:
         raise ValueError("these runs belong to no sweep, so nothing was claimed about them")
     frozen, later = runs.manifest.frozen, runs.manifest.later
-    metrics = _metrics(frozen.claims)
-    deterministic = {*frozen.deterministic, *SIZES}
-    how = {"worst": frozen.worst, "deterministic": deterministic}
-    planned = judge(frozen.claims, runs.outcomes(metrics), frozen.seeds, **how)
     seeds = sorted({run.seed for run in runs.main()})
-    claims = later.claims if later else frozen.claims
+    planned = _judged(runs, frozen, frozen.seeds)
     if later is None and set(seeds) == set(frozen.seeds):
         return planned, []
-    how = {"worst": later.worst, "deterministic": {*later.deterministic, *SIZES}} if later else how
-    return planned, judge(claims, runs.outcomes(_metrics(claims)), seeds, **how)
+    return planned, _judged(runs, later or frozen, seeds)
 
 
-def _metrics(claims: Sequence) -> list[str]:
-    return list(dict.fromkeys(claim.metric for claim in elementary(claims)))
+def _judged(runs: Runs, question: Question, seeds: Sequence[int]) -> list[Verdict]:
+    metrics = list(dict.fromkeys(claim.metric for claim in elementary(question.claims)))
+    deterministic = {*question.deterministic, *SIZES}
+    return judge(question.claims, runs.outcomes(metrics), seeds, worst=question.worst, deterministic=deterministic)

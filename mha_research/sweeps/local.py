@@ -53,7 +53,8 @@ class _Worker:
     def __init__(self, workdir: Path, slot: Slot, memory: float) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
-        self.slot, self.arms, self.run = slot, set[str](), None  # type: ignore[var-annotated]
+        self.slot, self.arms = slot, set[str]()
+        self.run: PlannedRun | None = None
         self.process: BaseProcess = context.Process(target=_serve, args=(str(workdir), slot, memory, other))
         self.process.start()
         other.close()

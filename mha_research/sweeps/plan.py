@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from mha_research.analysis.manifest import Manifest, PlannedRun, Question
 from mha_research.config import FIELDS, ConfigError, differences, from_json, load_module, override, to_json
 from mha_research.config.schema import check, unknown
-from mha_research.sweeps.description import Sweep
+from mha_research.sweeps.description import Sweep, seed_list
 from mha_research.training import check as check_config
 
 
@@ -45,8 +45,10 @@ def plan(title: str, config_file: str, base: ConfigDict, sweep: Sweep) -> Manife
     tune = None
     if sweep.tune is not None:
         values = [_typed("Tune.values", {sweep.tune.field: value})[sweep.tune.field] for value in sweep.tune.values]
-        # type: ignore[arg-type]
-        tune = dataclasses.asdict(sweep.tune) | {"values": values, "seeds": list(sweep.tune.seeds)}
+        tune = dataclasses.asdict(sweep.tune) | {
+            "values": values,
+            "seeds": seed_list(sweep.tune.seeds, "Tune.seeds", 0),
+        }
     configs: dict[str, ConfigDict] = {}
     for name, overrides in arms.items():
         try:
@@ -58,7 +60,7 @@ def plan(title: str, config_file: str, base: ConfigDict, sweep: Sweep) -> Manife
                 raise SweepError(f"the arms {other!r} and {name!r} have the same config")
     question = Question(
         tuple(sweep.claims),
-        list(sweep.seeds),  # type: ignore[arg-type]
+        list(seed_list(sweep.seeds, "Sweep.seeds", 0)),
         tune,
         {metric: float(value) for metric, value in sweep.worst.items()},
         sorted(sweep.deterministic),
