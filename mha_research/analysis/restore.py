@@ -20,6 +20,11 @@ def restore(path: Path, step: int | None = None) -> Any:
     program = build_program(config, build_task(config).spec)
     if not (path / "checkpoints").exists():
         raise FileNotFoundError(f"{path} holds no checkpoint")
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
+        jax.eval_shape(program.init, config.seed),
+    )
     with Checkpoints(path / "checkpoints") as checkpoints:
-        _, state = checkpoints.restore(jax.jit(program.init)(config.seed), step)
+        _, state = checkpoints.restore(like, step)
     return program.model(state["params"])
