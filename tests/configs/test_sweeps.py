@@ -1,0 +1,26 @@
+"""Every sweep that is shipped plans, builds every arm's model without arrays, and says what it costs."""
+
+from pathlib import Path
+
+import pytest
+
+from mha_research.analysis.claims import elementary
+from mha_research.analysis.runs import SIZES
+from mha_research.sweeps.plan import load_sweep, plan
+from mha_research.sweeps.sizes import sizes, unmatched
+
+FOLDER = Path(__file__).parents[2] / "configs" / "sweeps"
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.stem)
+def test_shipped_sweep(file):
+    title, base, sweep = load_sweep(file)
+    manifest = plan(title, f"configs/sweeps/{file.name}", base, sweep)
+    found = sizes(manifest)
+    assert title.endswith("?")
+    assert set(found) == set(sweep.arms)
+    assert sweep.claims
+    assert f"--config=configs/sweeps/{file.name}" in file.read_text()
+    assert unmatched(found) == []  # arms of a shipped sweep have the same parameters and FLOPs
+    for claim in elementary(sweep.claims):
+        assert claim.metric in SIZES or claim.metric.split("@")[0] in sweep.worst
