@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mha_research.analysis.manifest import Manifest, PlannedRun
 from mha_research.sweeps.plan import SweepError
@@ -40,7 +41,8 @@ def run_on_ray(
         )
     # Ray counts a retry for a lost node or a killed worker; what a run raises itself is its result.
     task = ray.remote(num_cpus=1, num_gpus=_gpus_per_run(ray), max_retries=MAX_RETRIES)(_one)
-    waiting, running = list(runs), {}
+    waiting = list(runs)
+    running: dict[Any, PlannedRun] = {}
     with interrupts() as flag:
         while waiting or running:
             while waiting and len(running) < (parallel or len(runs)):
@@ -60,8 +62,8 @@ def run_on_ray(
                 raise Interrupted("the sweep was stopped", flag.signal)
 
 
-def _gpus_per_run(ray: object) -> int:
-    return int(ray.cluster_resources().get("GPU", 0) > 0)  # type: ignore[attr-defined]
+def _gpus_per_run(ray: Any) -> int:
+    return int(ray.cluster_resources().get("GPU", 0) > 0)
 
 
 def _one(workdir: str, name: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from mha_research.analysis.manifest import Manifest
-from mha_research.config import differences, override
-from mha_research.sweeps.plan import base_config
+from mha_research.config import ConfigError, differences, override
+from mha_research.sweeps.plan import SweepError, base_config
 from mha_research.training import build_task
 from mha_research.training.step import build_program
 from mha_research.training.summary import flops_per_step
@@ -39,7 +39,7 @@ def arm_configs(manifest: Manifest) -> dict[str, ConfigDict]:
 
 
 def sizes(manifest: Manifest) -> dict[str, Size]:
-    """Arm -> size. Builds each arm's model without arrays, so a model that cannot be built raises ConfigError here."""
+    """Arm -> size. Builds each arm's model without arrays; one that cannot be built is a SweepError naming its arm."""
     tasks: list[tuple[ConfigDict, object]] = []
     found = {}
     for arm, config in arm_configs(manifest).items():
@@ -47,7 +47,10 @@ def sizes(manifest: Manifest) -> dict[str, Size]:
         if task is None:
             task = build_task(config)
             tasks.append((config, task))
-        program = build_program(config, task.spec)  # type: ignore[attr-defined]
+        try:
+            program = build_program(config, task.spec)  # type: ignore[attr-defined]
+        except ConfigError as error:
+            raise SweepError(f"arm {arm!r}: {error}") from None
         tokens = config.train.batch_size * task.spec.length  # type: ignore[attr-defined]
         found[arm] = Size(program.parameters, flops_per_step(config, program), tokens, config.train.steps)
     return found

@@ -106,7 +106,7 @@ def test_dry_run_creates_nothing(tmp_path, capsys):
         (["--workdir=x", f"--config={SWEEP}", "--only=h9"], "--only names the arm 'h9'; there are h1, h3"),
         (["--workdir=x", f"--config={SWEEP}", "--max_parallel=0"], "--max_parallel is 1 or more"),
         (["--workdir=x", f"--config={SWEEP}", "--config.model.dd_model=3"], "did you mean 'model.d_model'"),
-        (["--workdir=x", f"--config={SWEEP}", "--config.model.d_model=13"], "d_model"),
+        (["--workdir=x", f"--config={SWEEP}", "--config.model.d_model=13"], "arm 'h3': model: "),
         (["--workdir=tests", f"--config={SWEEP}"], "tests is not empty and holds no manifest.json"),
         (["--workdir=no", "--run=h1/seed0"], "no is no sweep"),
     ],
