@@ -62,7 +62,7 @@ class Tile(NamedTuple):
     batch, head: int32, one per tile (shape broadcastable to the tile). query, key: int32 positions that broadcast to
     the tile, e.g. (Qt, 1) and (1, Kt). query_span, key_span: first and last position as scalars, for deciding what kind
     of tile this is. lookup(table, index): entries of a table by index; each driver gives the form its machine can run.
-    end: one past the last real key position, where the tile may hold padding beyond it.
+    end, query_end: one past the last real key and query position, where the tile may hold padding beyond it.
     """
 
     batch: Any
@@ -73,6 +73,7 @@ class Tile(NamedTuple):
     key_span: tuple[Any, Any]
     lookup: Callable[[jax.Array, jax.Array], jax.Array]
     end: Any = None
+    query_end: Any = None
 
     def distance_span(self) -> tuple[Any, Any]:
         """Smallest and largest key - query on the tile."""

@@ -39,6 +39,9 @@ def tile_allowed(at: Tile, algebra: Algebra) -> Any:
     if at.end is not None:
         real = at.key < at.end
         allowed = real if allowed is None else allowed & real
+    if at.query_end is not None:  # else a padded query would count as one that uses a key: see `keep_used`
+        real = at.query < at.query_end
+        allowed = real if allowed is None else allowed & real
     if algebra.bias is not None and algebra.bias.forbids:
         finite = algebra.bias.tile(at) > -jnp.inf
         allowed = finite if allowed is None else allowed & finite

@@ -252,7 +252,8 @@ class Grid:
         key = first_k + jnp.arange(self.key_tile, dtype=jnp.int32).reshape(1, 1, -1)
         spans = (first_q, first_q + self.query_tile - 1), (first_k, first_k + self.key_tile - 1)
         end = None if self.padded_k == self.length_k else place.key + self.length_k
-        return Tile(place.batch, place.head, query, key, *spans, lookup_by_gather, end)
+        query_end = None if self.padded_q == self.length_q else place.query + self.length_q
+        return Tile(place.batch, place.head, query, key, *spans, lookup_by_gather, end, query_end)
 
     def visit(self, algebra: Algebra, programs: Programs, i: Any, j: Any, work: Work, carry: Any) -> Any:
         """work(at, part, simplify, carry) on tile (i, j), which is skipped when empty.
@@ -268,7 +269,7 @@ class Grid:
         plain = _every(every, complete, constant)
 
         def simple(carry: Any) -> Any:
-            return work(at._replace(end=None), part, _simplest, carry)
+            return work(at._replace(end=None, query_end=None), part, _simplest, carry)
 
         def general(carry: Any) -> Any:
             return work(at, part, lambda algebra: algebra, carry)
