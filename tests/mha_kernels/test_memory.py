@@ -1,0 +1,59 @@
+"""Blockwise is O(L) in memory, forward and backward, and holds no Q x K array in the compiled program."""
+
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mha_kernels as mk
+
+H, E = 2, 4
+TILES = mk.Blockwise(32, 16)
+
+
+def compiled(length: int, implementation: Any = TILES) -> Any:
+    """Causal attention with ALiBi and all statistics: output, statistics and every gradient."""
+
+    def run(query: Any, key: Any, value: Any, slopes: Any) -> Any:
+        def loss(query: Any, key: Any, value: Any, slopes: Any) -> Any:
+            output, statistics = mk.attention_with_statistics(
+                query, key, value, mask=mk.CausalMask(), bias=mk.AlibiBias(slopes), implementation=implementation
+            )
+            return (output**2).sum() + statistics.entropy.sum() + statistics.lse.sum(), statistics
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(query, key, value, slopes)
+
+    array = jax.ShapeDtypeStruct((1, length, H, E), jnp.float32)
+    return jax.jit(run).lower(array, array, array, jax.ShapeDtypeStruct((H,), jnp.float32)).compile()
+
+
+def largest_array(program: Any) -> int:
+    """Entries of the largest array in the text of a compiled program."""
+    shapes = re.findall(r"\b(?:f16|bf16|f32|f64|pred|[su]\d+)\[([\d,]+)\]", program.as_text())
+    return max(math.prod(map(int, shape.split(","))) for shape in shapes)
+
+
+def test_memory_grows_with_the_length_and_not_with_its_square() -> None:
+    short, long = compiled(256), compiled(1024)
+    ratio = long.memory_analysis().temp_size_in_bytes / short.memory_analysis().temp_size_in_bytes
+    assert ratio < 4.2
+    for program, length in ((short, 256), (long, 1024)):
+        assert largest_array(program) < length * length
+
+
+def test_the_measure_sees_a_dense_array() -> None:
+    assert largest_array(compiled(256, "reference")) >= 256 * 256
+
+
+@pytest.mark.parametrize("statistics", [(), None])
+def test_the_forward_pass_alone_is_linear_too(statistics: Any) -> None:
+    def bytes_at(length: int) -> int:
+        array = jax.ShapeDtypeStruct((1, length, H, E), jnp.float32)
+        options: dict[str, Any] = {"mask": mk.CausalMask(), "implementation": TILES, "statistics": statistics}
+        run = jax.jit(lambda q, k, v: mk.attention_with_statistics(q, k, v, **options))
+        return run.lower(array, array, array).compile().memory_analysis().temp_size_in_bytes
+
+    assert bytes_at(2048) < 4.2 * bytes_at(512)
