@@ -135,7 +135,7 @@ def known(value: Any) -> Any:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
 
 
-KINDS = {"float": jnp.floating, "int": jnp.integer, "bool": jnp.bool_}
+KINDS: dict[str, Any] = {"float": jnp.floating, "int": jnp.integer, "bool": jnp.bool_}
 
 
 def align_array(value: Any, letters: str, kind: str, sizes: dict[str, int], label: str) -> Any:

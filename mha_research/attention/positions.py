@@ -6,6 +6,8 @@ functions; `t5_bucket` is the algebra's own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +54,7 @@ class Learned(nnx.Module):
     """
 
     def __init__(
-        self, length: int, features: int, *, std: float = 0.02, rngs: nnx.Rngs, param_dtype: jnp.dtype = jnp.float32
+        self, length: int, features: int, *, std: float = 0.02, rngs: nnx.Rngs, param_dtype: Any = jnp.float32
     ):
         self.table = nnx.Param(std * jax.random.normal(rngs.params(), (length, features), param_dtype))
 
