@@ -17,6 +17,7 @@ Sources: Holm 1979; Schuirmann 1987 (TOST); Berger 1982 (intersection-union test
 """
 
 import dataclasses
+import functools
 import enum
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
@@ -203,7 +204,7 @@ def _decide(contrast: _Contrast, adjusted_p_sup: float, adjusted_p_con: float) -
 def _decide_all(claim: AllOf, parts: tuple[Verdict, ...]) -> Verdict:
     p_sup = np.max([part.p_sup for part in parts])  # NaN if a part has none, so that it cannot be supported
     p_con, adjusted_p_con = (
-        np.fmin.reduce(np.array([getattr(part, name) for part in parts])) for name in ("p_con", "adjusted_p_con")
+        functools.reduce(np.fmin, [getattr(part, name) for part in parts]) for name in ("p_con", "adjusted_p_con")
     )
     word = _word(p_sup <= ALPHA, adjusted_p_con <= ALPHA)
     holding = sum(part.p_sup <= ALPHA for part in parts)
