@@ -17,8 +17,8 @@ Sources: Holm 1979; Schuirmann 1987 (TOST); Berger 1982 (intersection-union test
 """
 
 import dataclasses
-import functools
 import enum
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
