@@ -63,4 +63,5 @@ class ShawAttention(DenseAttention):
             return heads
         table = self.value_table[...].astype(weights.dtype)
         member = jax.nn.one_hot(self._row(at)[0, 0], table.shape[0], dtype=weights.dtype)
-        return heads + jnp.einsum("bhqk,qkr,rv->bhqv", weights, member, table, precision=self.precision)
+        by_row = jnp.einsum("bhqk,qkr->bhqr", weights, member, precision=self.precision)
+        return heads + jnp.einsum("bhqr,rv->bhqv", by_row, table, precision=self.precision)
