@@ -367,7 +367,8 @@ class MultiHeadAttention(nnx.Module):
 
         Positions come from the cache index, so masks and biases of `mha_kernels` (a window, say) see absolute ones;
         arrays cover the whole capacity, (B|1, H|1, T, C). `key_padding_mask` (B, T) True = real is remembered. Raises
-        ValueError when the cache is full; under jit, where that cannot be seen, the output is NaN from there on.
+        ValueError when the cache is full; under jit, where that cannot be seen, the output is NaN from there on. Donate
+        the cache to a jitted step, or each token copies it.
         """
         self._check_inputs(tokens, None, None)
         start = cache.index

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from mha_research import flax_attention_fn
+from tests.mha_research.attention import oracle
 from tests.mha_research.attention.helpers import close, normal
 
 B, L, D, H = 2, 5, 12, 4
@@ -76,7 +77,12 @@ def test_weights_are_sown_where_flax_asks_for_them():
     _, state = linen.apply(variables, x, sow_weights=True, mutable="intermediates")
     (sown,) = state["intermediates"]["attention_weights"]
     _, state = nn.MultiHeadDotProductAttention(H).apply(variables, x, sow_weights=True, mutable="intermediates")
-    close(sown, np.asarray(state["intermediates"]["attention_weights"][0], np.float64))
+    expected = np.asarray(state["intermediates"]["attention_weights"][0], np.float64)
+    close(sown, expected)
+    module = nnx_module(OURS)
+    _, state = nnx.capture(module, nnx.Intermediate)(x, sow_weights=True)
+    query, key = (np.asarray(p(x), np.float64) for p in (module.query, module.key))
+    close(nnx.to_pure_dict(state)["attention_weights"][0], oracle.heads(query, key, key, 3**-0.5)[1])
 
 
 def test_what_cannot_be_done_is_refused_and_an_additive_mask_gives_nothing_plausible():
