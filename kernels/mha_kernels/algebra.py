@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.biases import Bias
+from mha_kernels.biases import Bias, CornerBias
 from mha_kernels.dropout import Dropout
 from mha_kernels.masks import Mask
 
@@ -30,8 +30,7 @@ class Origin(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Aligned int32: batch (B, 1, 1, 1) and head (1, H, 1, 1) indices, and the first query and key position (1, 1, 1,
-    1)."""
+    """Aligned int32: indices batch (B, 1, 1, 1) and head (1, H, 1, 1), first positions query and key (1, 1, 1, 1)."""
 
     batch: Any
     head: Any
@@ -69,6 +68,22 @@ def partition(algebra: Algebra, wanted: tuple[bool, ...]) -> tuple[list, Callabl
         )
 
     return chosen, rebuild
+
+
+def simplest(algebra: Algebra) -> Algebra:
+    """The algebra on a tile that is full and on which the bias is constant."""
+    bias = None if algebra.bias is None else CornerBias(algebra.bias)
+    return dataclasses.replace(algebra, mask=None, bias=bias)
+
+
+def sum_to_leaf(found: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Sums the gradients of all programs, (B, H, q, k, ...), to the shape of the leaf they share; cuts padding off."""
+    rows, heads, length_q, length_k = leaf.shape[:4]
+    found = found.reshape(rows, -1, *found.shape[1:]).sum(axis=1)
+    for axis, size in ((1, heads), (2, length_q), (3, length_k)):
+        if size == 1:
+            found = found.sum(axis=axis, keepdims=True)
+    return found[:, :, :length_q, :length_k].reshape(leaf.shape).astype(leaf.dtype)
 
 
 STATISTICS = (

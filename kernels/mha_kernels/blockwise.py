@@ -56,7 +56,7 @@ class Blockwise:
         arrays = _by_head(grid, query, key, value)
         algebra = grid.pad_algebra(algebra)
         names = ("lse", *(name for name in statistics if name != "lse"))
-        shape = (grid.batch * grid.heads, grid.padded_q)
+        shape = (grid.batch * grid.heads, grid.padded[0])
         output = grid.full((*shape, value.shape[-1]), 0, query.dtype)
         rows = {name: grid.full((*shape, 1), 0, dtype) for name in names}
 
@@ -88,10 +88,10 @@ class Blockwise:
         algebra = grid.pad_algebra(algebra)
         # Padded rows of lse are +inf: their probabilities are exactly zero.
         rows = (
-            grid.fold(output_cotangent.swapaxes(1, 2), grid.padded_q),
-            grid.fold(lse, grid.padded_q, jnp.inf),
-            grid.fold(correction, grid.padded_q),
-            {name: grid.fold(cotangent, grid.padded_q) for name, cotangent in cotangents.items()},
+            grid.fold(output_cotangent.swapaxes(1, 2), grid.padded[0]),
+            grid.fold(lse, grid.padded[0], jnp.inf),
+            grid.fold(correction, grid.padded[0]),
+            {name: grid.fold(cotangent, grid.padded[0]) for name, cotangent in cotangents.items()},
         )
         zeros = (
             [grid.full(array.shape, 0, dtype) for array in arrays],
@@ -113,7 +113,7 @@ class Blockwise:
 
 def _by_head(grid: Grid, query: Any, key: Any, value: Any) -> tuple[jax.Array, ...]:
     """Arrays (B, L, n, ...) as (B n, padded length, ...)."""
-    lengths = (grid.padded_q, grid.padded_k, grid.padded_k)
+    lengths = (grid.padded[0], grid.padded[1], grid.padded[1])
     return tuple(grid.fold(x.swapaxes(1, 2), n) for x, n in zip((query, key, value), lengths, strict=True))
 
 
@@ -144,7 +144,7 @@ def _forward_block(
         rows = (*query.shape[:-1], 1)
         start = tile.softmax_start(rows, dtype, statistics), jnp.zeros((*rows[:-1], values.shape[-1]), dtype)
         state, summed = loop(*grid.key_range(algebra, programs, i), key_tile, jax.tree.map(grid.vary, start))
-        attended, found, _ = tile.softmax_finish(state, summed, grid.part(algebra, programs, i, 0), statistics)
+        attended, found = tile.softmax_finish(state, summed, grid.part(algebra, programs, i, 0), statistics)
         kept = {name: found[name] for name in results[1]}
         return programs.store(results, (attended, kept), i * grid.query_tile)
 
@@ -223,21 +223,15 @@ def _backward_tile(
     query: Any, key: Any, value: Any, row: Any, at: Tile, part: Algebra, simplify: Any, wanted: Any, precision: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
     """What one tile adds to the gradients of its queries, keys and values and of the wanted leaves of the algebra."""
-    output_cotangent, lse, correction, cotangents = row
-    algebra = simplify(part)
-    query, key, value = clean(query, key, value, at, algebra)
-    product = jnp.einsum("pqe,pke->pqk", query, key, precision=precision)
+    output_cotangent, *of_rows = row
+    query, key, value = clean(query, key, value, at, simplify(part))
     chosen, rebuild = partition(part, wanted)
-
-    def scores_of(product: jax.Array, chosen: list[jax.Array]) -> jax.Array:
-        return tile.tile_scores(product, at, simplify(rebuild(chosen)))
-
-    scores, pull_back = jax.vjp(scores_of, product, chosen)
-    weights = tile.normalised(scores, lse)
-    dv = jnp.einsum("pqk,pqv->pkv", tile.dropped(weights, at, algebra), output_cotangent, precision=precision)
-    dweights = jnp.einsum("pqv,pkv->pqk", output_cotangent, value, precision=precision)
-    dscores = tile.score_gradient(weights, scores - lse, dweights, correction, cotangents, at, algebra)
-    dproduct, of_chosen = pull_back(dscores)
-    dq = jnp.einsum("pqk,pke->pqe", dproduct, key, precision=precision)
-    dk = jnp.einsum("pqk,pqe->pke", dproduct, query, precision=precision)
-    return dq, dk, dv, of_chosen
+    product = jnp.einsum("pqe,pke->pqk", query, key, precision=precision)
+    of_weights = jnp.einsum("pqv,pkv->pqk", output_cotangent, value, precision=precision)
+    found = tile.tile_gradients(
+        product, of_weights, tuple(of_rows), at, simplify(part), chosen, lambda leaves: simplify(rebuild(leaves))
+    )
+    dq = jnp.einsum("pqk,pke->pqe", found.product, key, precision=precision)
+    dk = jnp.einsum("pqk,pqe->pke", found.product, query, precision=precision)
+    dv = jnp.einsum("pqk,pqv->pkv", found.weights, output_cotangent, precision=precision)
+    return dq, dk, dv, found.leaves

@@ -22,8 +22,8 @@ def gram(query: Any, key: Any, algebra: Algebra) -> jax.Array:
     _, statistics = run(Blockwise(), query, key, jnp.zeros_like(key[..., :1]), algebra, ("lse",), None)
     grid = choose(Blockwise(TILE, TILE), query, key, programs=query.shape[2])
     assert statistics.lse is not None
-    lse = grid.fold(statistics.lse[..., None], grid.padded_q, jnp.inf)
-    queries, keys = grid.fold(query.swapaxes(1, 2), grid.padded_q), grid.fold(key.swapaxes(1, 2), grid.padded_k)
+    lse = grid.fold(statistics.lse[..., None], grid.padded[0], jnp.inf)
+    queries, keys = grid.fold(query.swapaxes(1, 2), grid.padded[0]), grid.fold(key.swapaxes(1, 2), grid.padded[1])
     algebra = grid.pad_algebra(algebra)
 
     def example(programs: Programs, result: jax.Array) -> jax.Array:

@@ -1,10 +1,9 @@
-"""What the Pallas drivers share: sizes, the forms an operand takes in a kernel, and which tiles are visited.
+"""What the Pallas drivers share: the forms an operand takes in a kernel, and which tiles are visited.
 
 A kernel is one program for each (batch, head, tile) and walks over the tiles of the other length. Nothing here knows
 which machine it runs on, and nothing here is attention mathematics: masks say themselves which tiles are empty.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -12,65 +11,10 @@ import jax.numpy as jnp
 
 from mha_kernels import reference, tile
 from mha_kernels.algebra import Algebra, partition
-from mha_kernels.biases import CornerBias
 from mha_kernels.operands import Tile, lookup_by_select
+from mha_kernels.sizes import Sizes
 
 LONGEST_TABLE = 512  # entries; each costs a comparison and a select at every score
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """The sizes of a problem and of its tiles; padded lengths are whole tiles."""
-
-    batch: int
-    heads: int
-    groups: int
-    length_q: int
-    length_k: int
-    query_tile: int
-    key_tile: int
-
-    @property
-    def tiles_q(self) -> int:
-        return -(-self.length_q // self.query_tile)
-
-    @property
-    def tiles_k(self) -> int:
-        return -(-self.length_k // self.key_tile)
-
-    @property
-    def padded(self) -> tuple[int, int]:
-        """Padded query and key length."""
-        return self.tiles_q * self.query_tile, self.tiles_k * self.key_tile
-
-    @property
-    def repeats(self) -> int:
-        """Query heads that share a key/value head."""
-        return self.heads // self.groups
-
-    def head_first(self, array: jax.Array, length: int, fill: float = 0) -> jax.Array:
-        """(B, L, n, ...) to (B, n, length, ...), padded."""
-        return pad(array.swapaxes(1, 2), {2: length}, fill)
-
-    def row(self, leaf: jax.Array, batch: Any) -> Any:
-        """Which row of a leaf with R rows example `batch` reads."""
-        return batch * leaf.shape[0] // self.batch if leaf.shape[0] > 1 else 0
-
-    def pad_algebra(self, algebra: Algebra) -> Algebra:
-        """The algebra with its per-query and per-key arrays padded to whole tiles."""
-        length_q, length_k = self.padded
-
-        def whole(leaf: jax.Array) -> jax.Array:
-            grown = {axis: n for axis, n in ((2, length_q), (3, length_k)) if leaf.shape[axis] > 1}
-            return pad(leaf, grown)
-
-        return jax.tree.map(whole, algebra)
-
-
-def pad(array: jax.Array, lengths: dict[int, int], fill: float = 0) -> jax.Array:
-    """The array grown at the end of some axes to the given lengths."""
-    widths = [(0, lengths.get(axis, size) - size) for axis, size in enumerate(array.shape)]
-    return array if all(width == (0, 0) for width in widths) else jnp.pad(array, widths, constant_values=fill)
 
 
 def form(leaf: Any) -> str:
@@ -217,21 +161,6 @@ def kind_of(at: Tile, algebra: Algebra, kind: Any) -> tuple[Any, Any]:
     return some, plain
 
 
-def simplest(algebra: Algebra) -> Algebra:
-    """The algebra on a tile that is full and on which the bias is constant."""
-    bias = None if algebra.bias is None else CornerBias(algebra.bias)
-    return dataclasses.replace(algebra, mask=None, bias=bias)
-
-
-class TileGradients(NamedTuple):
-    """What one tile gives: dropped probabilities, the cotangents of its products, of its leaves, and of its scores."""
-
-    weights: jax.Array
-    product: jax.Array
-    leaves: dict[int, jax.Array]
-    scores: jax.Array
-
-
 def is_table(leaf: Any) -> bool:
     return isinstance(leaf, Table)
 
@@ -244,24 +173,20 @@ def tile_gradients(
     algebra: Algebra,
     simplify: Any,
     values: dict[int, Any],
-) -> TileGradients:
-    """The backward pass of one tile, between the two products that lead to it and those that follow.
+) -> tile.TileGradients:
+    """`tile.tile_gradients` of leaves by number, with the rows in one dictionary.
 
-    product: q.k. of_weights: output cotangent . v. rows: "lse of softmax", "correction" and the cotangents of
-    statistics. values: the leaves to differentiate by number, in the shape that their gradient is wanted in.
+    rows: "lse of softmax", "correction" and the cotangents of statistics. values: the leaves to differentiate, in the
+    shape that their gradient is wanted in.
     """
     cotangents = {name: row for name, row in rows.items() if name not in ("lse of softmax", "correction")}
-    part, lse = simplify(algebra), rows["lse of softmax"]
     _, rebuild = partition_tiles(algebra, tuple(values))
 
-    def scores_of(product: jax.Array, values: dict[int, Any]) -> jax.Array:
-        return tile.tile_scores(product, at, simplify(rebuild([values[n] for n in sorted(values)])))
+    def with_values(values: dict[int, Any]) -> Algebra:
+        return simplify(rebuild([values[n] for n in sorted(values)]))
 
-    scores, pull_back = jax.vjp(scores_of, product, values)
-    weights = tile.normalised(scores, lse)
-    of_scores = tile.score_gradient(weights, scores - lse, of_weights, rows["correction"], cotangents, at, part)
-    of_product, of_leaves = pull_back(of_scores)
-    return TileGradients(tile.dropped(weights, at, part), of_product, of_leaves, of_scores)
+    of_rows = rows["lse of softmax"], rows["correction"], cotangents
+    return tile.tile_gradients(product, of_weights, of_rows, at, simplify(algebra), values, with_values)
 
 
 def entry_gradient(of_scores: Any, which: int, entry: Any, at: Tile, algebra: Algebra, simplify: Any) -> jax.Array:
@@ -303,13 +228,3 @@ def clean(query: jax.Array, key: jax.Array, value: jax.Array, algebra: Algebra, 
 
     finite = jnp.isfinite(query).all() & jnp.isfinite(key).all() & jnp.isfinite(value).all()
     return jax.lax.cond(finite, lambda *arrays: arrays, exact, query, key, value)
-
-
-def sum_to_leaf(found: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Sums the gradients of all programs, (B, H, q, k, ...), to the shape of the leaf they share; cuts padding off."""
-    rows, heads, length_q, length_k = leaf.shape[:4]
-    found = found.reshape(rows, -1, *found.shape[1:]).sum(axis=1)
-    for axis, size in ((1, heads), (2, length_q), (3, length_k)):
-        if size == 1:
-            found = found.sum(axis=axis, keepdims=True)
-    return found[:, :, :length_q, :length_k].reshape(leaf.shape).astype(leaf.dtype)

@@ -19,10 +19,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mha_kernels import kernel_tiles, tile
-from mha_kernels.algebra import Algebra
-from mha_kernels.kernel_tiles import Sizes, Table, Visits, form
+from mha_kernels.algebra import Algebra, simplest
+from mha_kernels.kernel_tiles import Table, Visits, form
 from mha_kernels.operands import Tile
 from mha_kernels.registers import Made, Orientation, Value, columns, full, rows, scalar
+from mha_kernels.sizes import Sizes, pad
 
 plgpu: Any = None
 with contextlib.suppress(ImportError):  # a jaxlib without it: `declines` says so
@@ -97,8 +98,7 @@ class PallasGPU:
         length_q, length_k = sizes.padded
         arrays = kernel_tiles.clean(query, key, value, algebra, sizes)
         q, k, v = (
-            kernel_tiles.pad(x, {1: length, 3: width})
-            for x, length in zip(arrays, (length_q, length_k, length_k), strict=True)
+            pad(x, {1: length, 3: width}) for x, length in zip(arrays, (length_q, length_k, length_k), strict=True)
         )
         algebra = sizes.pad_algebra(algebra)
         seen = kernel_tiles.visits(algebra, sizes, keys=True)
@@ -425,7 +425,7 @@ class _Forward:
             branches = (
                 lambda carry: carry,
                 functools.partial(work, at, lambda algebra: algebra),
-                functools.partial(work, at._replace(end=None), kernel_tiles.simplest),
+                functools.partial(work, at._replace(end=None), simplest),
             )
             return branch(self.operands.kind(seen.kinds, at, algebra, b, h, i, j), branches, carry)
 
@@ -455,7 +455,7 @@ class _Forward:
         algebra = dataclasses.replace(algebra, mask=None, bias=None, dropout=None)
 
         def function(algebra: Any, state: Any, summed: Any) -> Any:
-            return tile.softmax_finish(state, summed, algebra, self.statistics)[:2]
+            return tile.softmax_finish(state, summed, algebra, self.statistics)
 
         attended, results = orientation.run(function, algebra, state, full(summed))
         buffer[...] = attended.array.astype(self.dtype)

@@ -20,9 +20,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mha_kernels import kernel_tiles
-from mha_kernels.algebra import Algebra
+from mha_kernels.algebra import Algebra, simplest, sum_to_leaf
 from mha_kernels.blockwise import Blockwise
-from mha_kernels.kernel_tiles import Sizes, Visits, entry_gradient, tile_gradients
+from mha_kernels.kernel_tiles import Visits, entry_gradient, tile_gradients
 from mha_kernels.pallas_gpu import (
     COMPUTE,
     WARPGROUP_ROWS,
@@ -42,6 +42,7 @@ from mha_kernels.pallas_gpu import (
     width_of,
 )
 from mha_kernels.registers import Orientation, full, rows
+from mha_kernels.sizes import Sizes, pad
 
 BLOCK = COMPUTE * WARPGROUP_ROWS
 
@@ -84,12 +85,10 @@ def backward(
     lengths = [-(-n // BLOCK) * BLOCK for n in (by_queries.length_q, by_queries.length_k)]
     arrays = kernel_tiles.clean(query, key, value, algebra, by_queries)
     arrays = (*arrays, output_cotangent.astype(query.dtype))
-    q, k, v, cotangent = (
-        kernel_tiles.pad(x, {1: lengths[which], 3: width}) for x, which in zip(arrays, (0, 1, 1, 0), strict=True)
-    )
+    q, k, v, cotangent = (pad(x, {1: lengths[which], 3: width}) for x, which in zip(arrays, (0, 1, 1, 0), strict=True))
 
     def row(values: jax.Array, fill: float = 0) -> jax.Array:
-        return kernel_tiles.pad(values[..., 0], {2: lengths[0]}, fill)
+        return pad(values[..., 0], {2: lengths[0]}, fill)
 
     # Padded rows of lse are +inf: their probabilities are exactly zero.
     of_rows = {"lse of softmax": row(lse, jnp.inf), "correction": row(correction)}
@@ -135,7 +134,7 @@ def backward(
     )
     dq = dq[:, : query.shape[1], :, : query.shape[-1]]
     gradients = [
-        kernel_tiles.sum_to_leaf(found[n], leaves[n]) if n in found else jnp.zeros_like(leaves[n])
+        sum_to_leaf(found[n], leaves[n]) if n in found else jnp.zeros_like(leaves[n])
         for n, flag in enumerate(wanted)
         if flag
     ]
@@ -262,7 +261,7 @@ class _Kernel:
         branches = (
             lambda carry: carry,
             functools.partial(work, at, lambda algebra: algebra),
-            functools.partial(work, at._replace(end=None), kernel_tiles.simplest),
+            functools.partial(work, at._replace(end=None), simplest),
         )
         return branch(self.operands.kind(kinds, at, algebra, b, h, *tile_of), branches, carry)
 

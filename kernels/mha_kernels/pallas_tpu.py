@@ -18,9 +18,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from mha_kernels import kernel_tiles, tile
-from mha_kernels.algebra import Algebra
-from mha_kernels.kernel_tiles import Sizes, Table, Visits, form
+from mha_kernels.algebra import Algebra, simplest
+from mha_kernels.kernel_tiles import Table, Visits, form
 from mha_kernels.operands import Tile
+from mha_kernels.sizes import Sizes
 
 LANES = 128
 VMEM_LIMIT = 64 * 2**20  # bytes a kernel may use of the 128 MiB (v5e, v5p, v6e): the default limit is a fraction of it
@@ -270,7 +271,7 @@ class Operands:
         some, plain = kernel_tiles.kind_of(at, algebra, None if kinds is None else kinds[0, 0, 0, 0, j])
         active = active & some
         if plain is not False:
-            pl.when(active & plain)(lambda: work(at._replace(end=None), kernel_tiles.simplest))
+            pl.when(active & plain)(lambda: work(at._replace(end=None), simplest))
         if plain is not True:
             pl.when(active & jnp.logical_not(plain))(lambda: work(at, lambda algebra: algebra))
 
@@ -322,7 +323,7 @@ class _Forward:
         @pl.when(step == self.sizes.tiles_k - 1)
         def _() -> None:
             final = jax.tree.map(lambda ref: ref[...], state)
-            attended, results, _ = tile.softmax_finish(final, summed[...], algebra, self.statistics)
+            attended, results = tile.softmax_finish(final, summed[...], algebra, self.statistics)
             output[0, 0] = attended.astype(output.dtype)
             for name, row in rows.items():
                 row[0, 0] = to_row(results[name])

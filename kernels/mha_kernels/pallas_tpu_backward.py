@@ -19,11 +19,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mha_kernels import kernel_tiles
-from mha_kernels.algebra import Algebra
-from mha_kernels.kernel_tiles import Sizes, TileGradients, entry_gradient, is_table, tile_gradients
+from mha_kernels import kernel_tiles, tile
+from mha_kernels.algebra import Algebra, sum_to_leaf
+from mha_kernels.kernel_tiles import entry_gradient, is_table, tile_gradients
 from mha_kernels.operands import Tile
 from mha_kernels.pallas_tpu import LANES, Blocks, Operands, compiler_params, dot, shaped, to_column, to_row, visited
+from mha_kernels.sizes import Sizes, pad
 
 
 class Inputs(NamedTuple):
@@ -61,7 +62,7 @@ def backward(
     q, k, v = (sizes.head_first(x, n) for x, n in zip(arrays, (length_q, length_k, length_k), strict=True))
 
     def row(rows: jax.Array, fill: float = 0) -> jax.Array:
-        return kernel_tiles.pad(rows.swapaxes(2, 3), {3: length_q}, fill)
+        return pad(rows.swapaxes(2, 3), {3: length_q}, fill)
 
     operands = Operands(sizes, algebra)
     seen = kernel_tiles.visits(algebra, sizes, keys=True)
@@ -91,7 +92,7 @@ def backward(
     )
     leaves = jax.tree.leaves(whole)
     gradients = {
-        n: kernel_tiles.sum_to_leaf(found[n], leaves[n]) if n in found else jnp.zeros_like(leaves[n])
+        n: sum_to_leaf(found[n], leaves[n]) if n in found else jnp.zeros_like(leaves[n])
         for n, flag in enumerate(wanted)
         if flag
     }
@@ -229,7 +230,9 @@ class _Call:
         )
 
 
-def _tile(dot: Any, inputs: Inputs, algebra: Algebra, at: Tile, simplify: Any, values: dict[int, Any]) -> TileGradients:
+def _tile(
+    dot: Any, inputs: Inputs, algebra: Algebra, at: Tile, simplify: Any, values: dict[int, Any]
+) -> tile.TileGradients:
     """One tile; `values` are the leaves to differentiate, in the shape their gradient is wanted in."""
     rows = {name: to_column(ref[0, 0]) for name, ref in inputs.of_statistics.items()}
     rows |= {"lse of softmax": to_column(inputs.lse[0, 0]), "correction": to_column(inputs.correction[0, 0])}

@@ -66,7 +66,7 @@ class Reference:
         weights = tile.dropped(weights, at, algebra).reshape(batch, groups, heads // groups, *scores.shape[2:])
         values = jnp.einsum("bgrqk,bkgv->bgrqv", weights, value, precision=precision)
         values = values.reshape(batch, heads, -1, width)
-        output, results, _ = tile.softmax_finish(state, values, algebra, statistics)
+        output, results = tile.softmax_finish(state, values, algebra, statistics)
         return output.swapaxes(1, 2).astype(query.dtype), tile.statistics_of(results, statistics, algebra)
 
 
@@ -76,5 +76,5 @@ def weights(query: Any, key: Any, algebra: Algebra, precision: Any) -> jax.Array
     state, exponentials, _ = tile.softmax_update(
         tile.softmax_start((*scores.shape[:-1], 1), scores.dtype, ()), scores, at
     )
-    share, _, _ = tile.softmax_finish(state, jnp.ones_like(state.total), algebra, ())
+    share, _ = tile.softmax_finish(state, jnp.ones_like(state.total), algebra, ())
     return exponentials * share

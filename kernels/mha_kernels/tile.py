@@ -7,11 +7,12 @@ for a tile and (..., Qt, 1) for its rows; the leading axes, if any, are several 
     s = softcap(scale * q.k) + bias, -inf where the mask forbids           tile_scores
     m, l, sum_j e_j x_j   with e = exp(s - m), over tiles of keys          softmax_update
     o = sum_j e_j v_j / l,  lse = m + log l                                softmax_finish
-    ds = p * (dp - sum_j p_j dp_j)                                         row_correction, score_gradient
+    ds = p * (dp - sum_j p_j dp_j)                                         row_correction, tile_gradients
 
 The rescaling sum over tiles is Milakov and Gimelshein 2018; the backward pass by recomputation is Dao et al. 2022.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -120,9 +121,10 @@ def dropped(weights: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
 
 def softmax_finish(
     state: Softmax, values: jax.Array, algebra: Algebra, statistics: tuple[str, ...]
-) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
-    """Normalises: the state and sum_j e_j v_j (..., Qt, V) become the head's output, its statistics and lse (..., Qt,
-    1)."""
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Normalises: the state and sum_j e_j v_j (..., Qt, V) become the head's output and rows (..., Qt, 1), "lse" among
+    them.
+    """
     some = state.total > 0
     total = jnp.where(some, state.total, 1)
     log_total = jnp.log(total)
@@ -143,7 +145,7 @@ def softmax_finish(
         results["max_logit"] = jax.lax.stop_gradient(state.maximum)
     if "max_probability" in statistics:
         results["max_probability"] = jax.lax.stop_gradient(mass / total)
-    return gated(output, algebra), results, lse
+    return gated(output, algebra), results
 
 
 def gated(output: jax.Array, algebra: Algebra) -> jax.Array:
@@ -199,6 +201,41 @@ def score_gradient(
         elif name in MOMENTS:
             gradient = gradient + cotangent * moment_weight(name, at).astype(gradient.dtype)
     return probabilities * gradient
+
+
+class TileGradients(NamedTuple):
+    """What a tile gives: dropped probabilities, and the cotangents of its products, of operands and of its scores."""
+
+    weights: jax.Array
+    product: jax.Array
+    leaves: Any
+    scores: jax.Array
+
+
+def tile_gradients(
+    product: jax.Array,
+    of_weights: jax.Array,
+    rows: tuple[jax.Array, jax.Array, dict[str, jax.Array]],
+    at: Tile,
+    algebra: Algebra,
+    leaves: Any,
+    with_leaves: Callable[[Any], Algebra],
+) -> TileGradients:
+    """The backward pass of one tile, between the two products that lead to it and those that follow.
+
+    product: q.k. of_weights: output cotangent . v. rows: lse, correction, and cotangents of statistics. leaves: the
+    operands to differentiate; `with_leaves` gives the algebra that holds them.
+    """
+    lse, correction, cotangents = rows
+
+    def scores_of(product: jax.Array, leaves: Any) -> jax.Array:
+        return tile_scores(product, at, with_leaves(leaves))
+
+    scores, pull_back = jax.vjp(scores_of, product, leaves)
+    weights = normalised(scores, lse)
+    of_scores = score_gradient(weights, scores - lse, of_weights, correction, cotangents, at, algebra)
+    of_product, of_leaves = pull_back(of_scores)
+    return TileGradients(dropped(weights, at, algebra), of_product, of_leaves, of_scores)
 
 
 def statistics_of(results: dict[str, jax.Array], names: tuple[str, ...], algebra: Algebra) -> HeadStatistics:

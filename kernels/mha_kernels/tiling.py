@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_kernels.algebra import Algebra
-from mha_kernels.biases import CornerBias
+from mha_kernels.algebra import Algebra, simplest
 from mha_kernels.operands import Tile, lookup_by_gather
+from mha_kernels.sizes import Sizes, pad
 from mha_kernels.transforms import vary, varying_axes
 
 Work = Callable[..., Any]
@@ -32,8 +32,7 @@ def _starts(*indices: Any) -> tuple[jax.Array, ...]:
 
 
 class Programs(NamedTuple):
-    """A block of P programs: `members` (P,) count (b, h) pairs as b * H + h; `start` is its first where it is a
-    range."""
+    """A block of P programs: `members` (P,) count (b, h) pairs as b * H + h; `start` is the first of a range."""
 
     grid: "Grid"
     members: jax.Array
@@ -101,34 +100,11 @@ def _store(array: jax.Array, new: jax.Array, index: jax.Array, start: Any, row: 
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
-    """The sizes of a problem and of its tiles; `axes` are the mesh axes its arrays vary over inside `shard_map`."""
+class Grid(Sizes):
+    """The sizes, how many programs are worked on together, and the mesh axes that arrays vary over in `shard_map`."""
 
-    batch: int
-    heads: int
-    groups: int
-    length_q: int
-    length_k: int
-    query_tile: int
-    key_tile: int
     programs: int
     axes: frozenset[str]
-
-    @property
-    def tiles_q(self) -> int:
-        return -(-self.length_q // self.query_tile)
-
-    @property
-    def tiles_k(self) -> int:
-        return -(-self.length_k // self.key_tile)
-
-    @property
-    def padded_q(self) -> int:
-        return self.tiles_q * self.query_tile
-
-    @property
-    def padded_k(self) -> int:
-        return self.tiles_k * self.key_tile
 
     def vary(self, array: jax.Array) -> jax.Array:
         return vary(array, self.axes)
@@ -139,20 +115,11 @@ class Grid:
     def fold(self, array: jax.Array, length: int, fill: float = 0) -> jax.Array:
         """(B, H, L, ...) to (B H, length, ...), padded with `fill`."""
         array = array.reshape(-1, *array.shape[2:])
-        return _pad(array, {1: length}, fill)
+        return pad(array, {1: length}, fill)
 
     def unfold(self, array: jax.Array, length: int) -> jax.Array:
         """(B n, padded, ...) to (B, n, length, ...)."""
         return array[:, :length].reshape(self.batch, -1, length, *array.shape[2:])
-
-    def pad_algebra(self, algebra: Algebra) -> Algebra:
-        """The algebra with its per-query and per-key arrays padded to whole tiles, and padded keys forbidden."""
-
-        def pad(leaf: jax.Array) -> jax.Array:
-            lengths = {axis: size for axis, size in ((2, self.padded_q), (3, self.padded_k)) if leaf.shape[axis] > 1}
-            return _pad(leaf, lengths, 0)
-
-        return jax.tree.map(pad, algebra)
 
     def for_each_block(self, algebra: Algebra, work: Callable[[Programs, Any], Any], carry: Any) -> Any:
         """Runs work(programs, carry) over all blocks; programs whose head gate is zero are left out."""
@@ -251,8 +218,8 @@ class Grid:
         query = first_q + jnp.arange(self.query_tile, dtype=jnp.int32).reshape(1, -1, 1)
         key = first_k + jnp.arange(self.key_tile, dtype=jnp.int32).reshape(1, 1, -1)
         spans = (first_q, first_q + self.query_tile - 1), (first_k, first_k + self.key_tile - 1)
-        end = None if self.padded_k == self.length_k else place.key + self.length_k
-        query_end = None if self.padded_q == self.length_q else place.query + self.length_q
+        end = None if self.padded[1] == self.length_k else place.key + self.length_k
+        query_end = None if self.padded[0] == self.length_q else place.query + self.length_q
         return Tile(place.batch, place.head, query, key, *spans, lookup_by_gather, end, query_end)
 
     def visit(self, algebra: Algebra, programs: Programs, i: Any, j: Any, work: Work, carry: Any) -> Any:
@@ -269,7 +236,7 @@ class Grid:
         plain = _every(every, complete, constant)
 
         def simple(carry: Any) -> Any:
-            return work(at._replace(end=None, query_end=None), part, _simplest, carry)
+            return work(at._replace(end=None, query_end=None), part, simplest, carry)
 
         def general(carry: Any) -> Any:
             return work(at, part, lambda algebra: algebra, carry)
@@ -289,11 +256,6 @@ class Grid:
         return lax.switch(jnp.where(some, 1 + plain.astype(jnp.int32), 0), [skip, general, simple], carry)
 
 
-def _simplest(algebra: Algebra) -> Algebra:
-    bias = None if algebra.bias is None else CornerBias(algebra.bias)
-    return dataclasses.replace(algebra, mask=None, bias=bias)
-
-
 def _every(*flags: Any) -> Any:
     """Whether all flags hold for all programs: a bool where that is known while tracing, else a traced scalar."""
     if any(flag is False for flag in flags):
@@ -302,11 +264,6 @@ def _every(*flags: Any) -> Any:
     if not traced:
         return True
     return jnp.stack(traced).all()
-
-
-def _pad(array: jax.Array, lengths: dict[int, int], fill: float) -> jax.Array:
-    widths = [(0, lengths.get(axis, size) - size) for axis, size in enumerate(array.shape)]
-    return array if all(width == (0, 0) for width in widths) else jnp.pad(array, widths, constant_values=fill)
 
 
 LARGEST = {"query": 1024, "key": 512}

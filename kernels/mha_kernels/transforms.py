@@ -5,9 +5,8 @@ A driver knows how to visit tiles forward and backward. Here its two passes beco
 - `custom_vjp`: the backward pass recomputes probabilities from the stored log-sum-exp, so memory stays O(L). What needs
   only rows, not tiles (the gradients of the sink and of the gates), is done here once.
 - `custom_vmap`: a mapped axis is folded into B, so closed gates still skip and dropout stays what a loop gives.
-- Variance: operands that are the same on every shard are marked as varying before the call; the transpose of that mark
-is
-  the sum over shards which their gradients need.
+- Variance: operands that are the same on every shard are marked as varying before the call; the transpose of that
+  mark is the sum over shards which their gradients need.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from mha_kernels import tile
-from mha_kernels.algebra import Algebra, HeadStatistics, accumulation_dtype
+from mha_kernels.algebra import Algebra, HeadStatistics, accumulation_dtype, sum_to_leaf
 
 
 class Driver(Protocol):
@@ -226,11 +225,11 @@ def _gradients(static: Static, inputs: Any, results: Any, cotangents: Any) -> An
     )
     found = static.algebra(tuple(floats), others)
     if algebra.sink is not None:
-        found = dataclasses.replace(found, sink=sum_to(-sink_share * correction, algebra.sink))
+        found = dataclasses.replace(found, sink=sum_to_leaf(-sink_share * correction, algebra.sink))
     if algebra.head_gate is not None:
         gate = whole.head_gate.astype(dtype)
         per_row = jnp.where(gate == 0, 0, output_product / jnp.where(gate == 0, 1, gate))
-        found = dataclasses.replace(found, head_gate=sum_to(per_row, algebra.head_gate))
+        found = dataclasses.replace(found, head_gate=sum_to_leaf(per_row, algebra.head_gate))
     return *gradients, static.split(jax.tree.leaves(found))[0]
 
 
@@ -239,14 +238,6 @@ def spread(leaf: Any, batch: int) -> Any:
     if leaf is None or leaf.shape[0] in (1, batch):
         return leaf
     return jnp.repeat(leaf, batch // leaf.shape[0], axis=0)
-
-
-def sum_to(rows: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Sums (B, H, Q, 1) to the shape and type of an aligned leaf (R|1, H|1, 1, 1)."""
-    shared = rows.reshape(leaf.shape[0], -1, *rows.shape[1:]).sum(axis=(1, 3), keepdims=False)
-    if leaf.shape[1] == 1:
-        shared = shared.sum(axis=1, keepdims=True)
-    return shared.reshape(leaf.shape).astype(leaf.dtype)
 
 
 def equally_varying(arrays: Any) -> Any:
