@@ -1,8 +1,9 @@
 """Many small runs on one machine: long-lived worker processes, so that start-up and compilation are paid once.
 
-A worker has one core of its own, or one accelerator where there are several. It prefers runs of an arm it has compiled,
-then an arm that no other worker has; compiled programs also go through JAX's cache on disk. A worker whose memory has
-grown past its share is replaced. Workers hear SIGTERM when the sweep stops or dies, save their state and end.
+A worker has one core of its own, or one accelerator, on which it trains the seeds of an arm together. It prefers runs
+of an arm it has compiled, then an arm that no other worker has; compiled programs also go through JAX's cache on disk.
+A worker whose memory has grown past its share is replaced. Workers hear SIGTERM when the sweep stops or dies, save
+their state and end.
 """
 
 import ctypes
@@ -17,11 +18,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from mha_research.analysis.manifest import Manifest, PlannedRun
-from mha_research.sweeps.work import State, do, record_failure, state
+from mha_research.sweeps.work import State, do_together, record_failure, state
 from mha_research.training import Interrupted, use_compilation_cache
 from mha_research.training.interrupt import Flag, interrupts
 
 _PR_SET_PDEATHSIG = 1
+MAX_TOGETHER = 8  # replicates inside one program
 Tell = Callable[[PlannedRun, "State | None"], None]  # a run began (None) or ended
 
 
@@ -54,15 +56,15 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
         self.slot, self.arms = slot, set[str]()
-        self.run: PlannedRun | None = None
+        self.runs: Sequence[PlannedRun] = ()
         self.process: BaseProcess = context.Process(target=_serve, args=(str(workdir), slot, memory, other))
         self.process.start()
         other.close()
 
-    def give(self, run: PlannedRun) -> None:
-        self.run = run
-        self.arms.add(run.arm)
-        self.connection.send(run.name)
+    def give(self, runs: Sequence[PlannedRun]) -> None:
+        self.runs = runs
+        self.arms.add(runs[0].arm)
+        self.connection.send([run.name for run in runs])
 
     def close(self) -> None:
         """Ends an idle worker."""
@@ -83,23 +85,24 @@ def run_locally(
     with interrupts() as flag:
         workers = [_Worker(workdir, slot, memory) for slot in places]
         try:
-            while left or any(worker.run for worker in workers):
+            while left or any(worker.runs for worker in workers):
                 if flag.signal:
                     raise Interrupted("the sweep was stopped", flag.signal)
                 for index, worker in enumerate(workers):
-                    if worker.run is None and left:
-                        run = left[0] if mixed else choose(left, worker.arms, [other.arms for other in workers])
-                        left.remove(run)
-                        tell(run, None)
-                        worker.give(run)
-                    elif worker.run is None:
-                        continue
-                    elif (ended := _ended(workdir, worker)) is not None:
-                        tell(worker.run, ended)
-                        worker.run = None
+                    if not worker.runs and left:
+                        first = left[0] if mixed else choose(left, worker.arms, [other.arms for other in workers])
+                        group = replicates(left, first) if worker.slot.accelerator and not mixed else [first]
+                        for run in group:
+                            left.remove(run)
+                            tell(run, None)
+                        worker.give(group)
+                    elif worker.runs and (ended := _ended(workdir, worker)):
+                        for run, how in zip(worker.runs, ended):
+                            tell(run, how)
+                        worker.runs = ()
                         if not worker.process.is_alive() and left:
                             workers[index] = _Worker(workdir, worker.slot, memory)
-                wait([worker.connection for worker in workers if worker.run], timeout=0.5)
+                wait([worker.connection for worker in workers if worker.runs], timeout=0.5)
         finally:
             _stop(workers, flag)
 
@@ -110,9 +113,17 @@ def choose(left: Sequence[PlannedRun], warm: Collection[str], others: Sequence[C
     return min(left, key=lambda run: 0 if run.arm in warm else 1 if run.arm not in taken else 2)
 
 
-def _ended(workdir: Path, worker: _Worker) -> State | None:
-    """How the worker's run ended, None while it goes on. A worker that died took its run with it."""
-    assert worker.run is not None
+def replicates(left: Sequence[PlannedRun], first: PlannedRun) -> list[PlannedRun]:
+    """The runs of the first one's arm that differ from it in the seed alone: an accelerator computes them together."""
+
+    def settings(run: PlannedRun) -> tuple:
+        return run.arm, run.phase, {name: value for name, value in run.overrides.items() if name != "seed"}
+
+    return [run for run in left if settings(run) == settings(first)][:MAX_TOGETHER]
+
+
+def _ended(workdir: Path, worker: _Worker) -> list[State]:
+    """How the worker's runs ended, empty while they go on. A worker that died took its runs with it."""
     try:
         if worker.connection.poll():
             answer, keep = worker.connection.recv()
@@ -121,19 +132,19 @@ def _ended(workdir: Path, worker: _Worker) -> State | None:
             return answer
     except (EOFError, OSError):
         worker.process.join()
-        if (known := state(workdir, worker.run)) != "waiting":
-            return known
         code = worker.process.exitcode or 0
         reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        record_failure(workdir, worker.run, f"the process died with {reason}")
-        return "failed"
-    return None
+        for run in worker.runs:
+            if state(workdir, run) == "waiting":
+                record_failure(workdir, run, f"the process died with {reason}")
+        return [state(workdir, run) for run in worker.runs]
+    return []
 
 
 def _stop(workers: Sequence[_Worker], flag: Flag) -> None:
     """Ends all workers: idle ones at once, busy ones after they have saved their state."""
     for worker in workers:
-        if worker.run is not None and worker.process.is_alive():
+        if worker.runs and worker.process.is_alive():
             worker.process.terminate()
     for worker in workers:
         worker.close()
@@ -152,11 +163,11 @@ def _serve(workdir: str, slot: Slot, memory: float, connection: Connection) -> N
     runs = {run.name: run for run in manifest.runs}
     while True:
         try:
-            name = connection.recv()
+            names = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            ended = do(Path(workdir), manifest, runs[name])
+            ended = do_together(Path(workdir), manifest, [runs[name] for name in names])
         except Interrupted:
             return
         keep = _resident_bytes() < memory

@@ -47,6 +47,7 @@ def run_on_ray(
         while waiting or running:
             while waiting and len(running) < (parallel or len(runs)):
                 run = waiting.pop(0)
+                watch.tell(run, None)
                 running[task.remote(str(workdir.absolute()), run.name)] = run
             ready, _ = ray.wait(list(running), timeout=1.0)
             for reference in ready:

@@ -39,7 +39,9 @@ class Watch:
         if ended is None:
             self._began[run.name] = now
         else:
-            self._durations.append(now - self._began.pop(run.name, now))
+            began = self._began.pop(run.name, None)
+            took = f" in {now - began:.0f} s" if began is not None else ""  # another machine's clock is not ours
+            self._durations += [now - began] if began is not None else []
             self.done += 1
             self.failed += ended == "failed"
             self.diverged += ended == "diverged"
@@ -49,7 +51,7 @@ class Watch:
             if ended in ("failed", "diverged"):
                 self.say(f"{run.name} {ended}")
         elif ended is not None:
-            self.say(f"{run.name} {ended} in {self._durations[-1]:.0f} s; {self.done} of {self.total} done, {shown}")
+            self.say(f"{run.name} {ended}{took}; {self.done} of {self.total} done, {shown}")
 
     def line(self) -> str:
         """Running, failed and diverged runs, and the time left."""

@@ -11,13 +11,16 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ml_collections import ConfigDict
+
 from mha_research.analysis.manifest import Manifest, PlannedRun
 from mha_research.sweeps.plan import run_config
-from mha_research.training import Interrupted, WorkdirError, read_result, train
+from mha_research.sweeps.replicates import train_together
+from mha_research.training import Interrupted, Result, WorkdirError, read_result, train
 from mha_research.training.files import write_atomically
 
 State = Literal["waiting", "finished", "diverged", "failed"]
@@ -47,28 +50,48 @@ def log_path(workdir: Path, run: PlannedRun) -> Path:
 
 def do(workdir: Path, manifest: Manifest, run: PlannedRun) -> State:
     """Starts, resumes or leaves a run, and returns how it ended. Only Interrupted, after a checkpoint, is passed on."""
+    return do_together(workdir, manifest, [run])[0]
+
+
+def do_together(workdir: Path, manifest: Manifest, runs: Sequence[PlannedRun]) -> list[State]:
+    """`do` for several runs that differ in their seeds alone, inside one program; what they say goes to the first's
+    log."""
     workdir = Path(workdir)
-    if (known := state(workdir, run)) != "waiting":
-        return known
+    left = [run for run in runs if state(workdir, run) == "waiting"]
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what was meant
-    with _said(log_path(workdir, run)):
+    if left:
+        with _said(log_path(workdir, left[0])):
+            _train(workdir, manifest, left)
+    return [state(workdir, run) for run in runs]
+
+
+def _train(workdir: Path, manifest: Manifest, runs: Sequence[PlannedRun]) -> None:
+    """Every run has a result or a failure afterwards."""
+    ends: Sequence[Result | Exception]
+    try:
+        configs = [run_config(manifest, run, tuned(workdir, manifest, run)) for run in runs]
+        folders = [run.folder(workdir) for run in runs]
+        ends = [_patiently(configs[0], folders[0])] if len(runs) == 1 else train_together(configs, folders)
+    except Interrupted:
+        raise
+    except Exception as error:
+        ends = [error] * len(runs)
+    for run, end in zip(runs, ends):
+        if isinstance(end, BaseException):
+            traceback.print_exception(end)
+            record_failure(workdir, run, f"{type(end).__name__}: {' '.join(str(end).split())}")
+
+
+def _patiently(config: ConfigDict, folder: Path) -> Result:
+    """`train`, once a worker of a sweep that was killed has saved its state and let go of the directory."""
+    deadline = time.monotonic() + SECONDS_TO_WAIT
+    while True:
         try:
-            config = run_config(manifest, run, tuned(workdir, manifest, run))
-            deadline = time.monotonic() + SECONDS_TO_WAIT
-            while True:
-                try:
-                    return "diverged" if train(config, run.folder(workdir)).status == "diverged" else "finished"
-                except WorkdirError as error:
-                    # A worker of a sweep that was killed may still be saving its state.
-                    if "another process" not in str(error) or time.monotonic() > deadline:
-                        raise
-                    time.sleep(1)
-        except Interrupted:
-            raise
-        except Exception as error:
-            traceback.print_exc()
-            record_failure(workdir, run, f"{type(error).__name__}: {' '.join(str(error).split())}")
-            return "failed"
+            return train(config, folder)
+        except WorkdirError as error:
+            if "another process" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(1)
 
 
 def record_failure(workdir: Path, run: PlannedRun, reason: str) -> None:

@@ -1,7 +1,7 @@
 """One run from a config to a result, resumed bit for bit however often it was interrupted."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mha_research.config import ConfigError, to_json, validate
-from mha_research.tasks import Task
+from mha_research.tasks import Task, TaskSpec
 from mha_research.training.build import build_task
 from mha_research.training.checkpoint import Checkpoints
 from mha_research.training.clock import Clock
@@ -34,8 +34,15 @@ _POSITIVE = (
 )
 
 
-def train(config: ConfigDict, workdir: str | Path, overrides: Mapping[str, Any] | None = None) -> Result:
+def train(
+    config: ConfigDict,
+    workdir: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    build: Callable[[ConfigDict, TaskSpec], Program] = build_program,
+) -> Result:
     """Trains what the config says and leaves everything in `workdir`; `overrides` are only recorded.
+
+    `build` makes the compiled functions: replicates that train inside one program share theirs.
 
     Idempotent: a directory whose run is over returns its result at once; one whose run was interrupted goes on from its
     last checkpoint, on CPU to the same bits. A run whose gradients stay non-finite returns with status `diverged`.
@@ -49,7 +56,7 @@ def train(config: ConfigDict, workdir: str | Path, overrides: Mapping[str, Any] 
         check_config(workdir, config)
         return result
     task = build_task(config)
-    program = build_program(config, task.spec)
+    program = build(config, task.spec)
     with claim(workdir, config):
         record_start(workdir, overrides or {})
         return _run(config, workdir, task, program)

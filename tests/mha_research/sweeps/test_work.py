@@ -93,6 +93,28 @@ def test_workers_prefer_what_they_have_compiled(manifest):
     assert local.choose(left, set(), [{"h1"}, {"h3"}]).name == "h1/seed0"
 
 
+def test_replicates_are_seeds_of_one_arm_and_setting(manifest):
+    tune, main = manifest.runs[0], manifest.runs[-1]
+    assert local.replicates(manifest.runs, tune) == [tune]  # the grid's other value is another setting
+    assert [run.name for run in local.replicates(manifest.runs, main)] == ["h3/seed0", "h3/seed1", "h3/seed2"]
+
+
+def test_together_every_run_has_an_end_of_its_own(tmp_path, manifest, monkeypatch):
+    main = [run for run in manifest.runs if run.phase == "main" and run.arm == "h1"]
+    for run in manifest.runs:
+        if run.phase == "tune":
+            write(tmp_path, run, **{"valid/loss": 1.5})
+    write(tmp_path, main[0])
+
+    def train_together(configs, folders):
+        assert [config.seed for config in configs] == [1, 2]
+        write(tmp_path, main[2], status="diverged")
+        return [OSError("disk full"), result("diverged")]
+
+    monkeypatch.setattr(work, "train_together", train_together)
+    assert work.do_together(tmp_path, manifest, main) == ["finished", "failed", "diverged"]
+
+
 def test_slots(monkeypatch):
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda _: {2, 3, 5}, raising=False)
     monkeypatch.setattr(local.glob, "glob", lambda _: [])
