@@ -12,6 +12,7 @@ import glob
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,6 +25,7 @@ from mha_research.training.interrupt import Flag, interrupts
 
 _PR_SET_PDEATHSIG = 1
 MAX_TOGETHER = 8  # replicates inside one program
+SECONDS_TO_COMPILE = 60.0  # a longer first run is training by then
 Tell = Callable[[PlannedRun, "State | None"], None]  # a run began (None) or ended
 
 
@@ -57,12 +59,14 @@ class _Worker:
         self.connection, other = context.Pipe()
         self.slot, self.arms = slot, set[str]()
         self.runs: Sequence[PlannedRun] = ()
+        self.compiling, self.began = False, 0.0
         self.process: BaseProcess = context.Process(target=_serve, args=(str(workdir), slot, memory, other))
         self.process.start()
         other.close()
 
     def give(self, runs: Sequence[PlannedRun]) -> None:
         self.runs = runs
+        self.compiling, self.began = runs[0].arm not in self.arms, time.monotonic()
         self.arms.add(runs[0].arm)
         self.connection.send([run.name for run in runs])
 
@@ -90,7 +94,9 @@ def run_locally(
                     raise Interrupted("the sweep was stopped", flag.signal)
                 for index, worker in enumerate(workers):
                     if not worker.runs and left:
-                        first = left[0] if mixed else choose(left, worker.arms, [other.arms for other in workers])
+                        first = left[0] if mixed else choose(left, worker.arms, *_elsewhere(workers))
+                        if first is None:
+                            continue
                         group = replicates(left, first) if worker.slot.accelerator and not mixed else [first]
                         for run in group:
                             left.remove(run)
@@ -102,15 +108,27 @@ def run_locally(
                         worker.runs = ()
                         if not worker.process.is_alive() and left:
                             workers[index] = _Worker(workdir, worker.slot, memory)
-                wait([worker.connection for worker in workers if worker.runs], timeout=0.5)
+                wait([worker.connection for worker in workers if worker.runs], timeout=0.2)
         finally:
             _stop(workers, flag)
 
 
-def choose(left: Sequence[PlannedRun], warm: Collection[str], others: Sequence[Collection[str]]) -> PlannedRun:
-    """The next run of a worker: of an arm it has compiled, else of an arm that nobody has, else the first one."""
-    taken = {arm for arms in others for arm in arms}
-    return min(left, key=lambda run: 0 if run.arm in warm else 1 if run.arm not in taken else 2)
+def choose(
+    left: Sequence[PlannedRun], warm: Collection[str], taken: Collection[str], compiling: Collection[str]
+) -> PlannedRun | None:
+    """The next run of a worker: of an arm it has compiled, else of an arm that nobody has, else of one somebody has.
+
+    None, to ask again later, where all that is left is being compiled elsewhere: soon it can be read from the cache.
+    """
+    ready = [run for run in left if run.arm in warm or run.arm not in compiling]
+    return min(ready, key=lambda run: 0 if run.arm in warm else 1 if run.arm not in taken else 2, default=None)
+
+
+def _elsewhere(workers: Sequence[_Worker]) -> tuple[set[str], set[str]]:
+    """(arms that any worker has compiled, arms that one is compiling now, as far as it has begun lately)."""
+    lately = time.monotonic() - SECONDS_TO_COMPILE
+    busy = {worker.runs[0].arm for worker in workers if worker.runs and worker.compiling and worker.began > lately}
+    return {arm for worker in workers for arm in worker.arms}, busy
 
 
 def replicates(left: Sequence[PlannedRun], first: PlannedRun) -> list[PlannedRun]:

@@ -20,13 +20,13 @@ SWEEP = ROOT / "tests/mha_research/sweeps/tiny.py"
 
 def start(workdir: Path, *options: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "experiments.sweep", f"--config={SWEEP}", f"--workdir={workdir}", *options]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH")]))
     # Compiling is most of the time here, so XLA is told to make less of an effort.
     flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    # A session of its own: job control of a terminal must not stop a process in the background.
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, start_new_session=True, **streams)
 
 
 def kill_at_random(workdir: Path, kills: int, rng: random.Random, longest: float) -> list[str]:

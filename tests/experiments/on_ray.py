@@ -1,6 +1,7 @@
 """What `scripts/check_ray` runs: a cluster of two nodes, a node that is killed, and the results of the local engine."""
 
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,14 +20,14 @@ def main() -> None:
     os.environ |= {"PYTHONPATH": ":".join(path for path in paths if path), "JAX_PLATFORMS": "cpu"}
     os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     longer = ("--config.train.steps=3000", "--config.train.checkpoint_every=200", "--config.train.eval_every=1000")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_ip_address": "127.0.0.1"})
-    node = cluster.add_node(num_cpus=1, node_ip_address="127.0.0.1")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     os.environ["RAY_ADDRESS"] = cluster.address
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         here, there = Path(folder, "here"), Path(folder, "there")
         on_ray = start(there, "--executor=ray", *longer)
-        lost = wait_for_two_running(there)
+        lost = wait_for_two_running(there, on_ray)
         cluster.remove_node(node, allow_graceful=False)
         out, err = on_ray.communicate(timeout=900)
         print(out, err)
@@ -47,9 +48,9 @@ def main() -> None:
         print(f"a node was killed under {' and '.join(lost)}; {len(results(there))} runs equal to the local engine's")
 
 
-def wait_for_two_running(workdir: Path) -> list[str]:
+def wait_for_two_running(workdir: Path, sweep: subprocess.Popen) -> list[str]:
     """The two runs that both have a checkpoint and no result yet."""
-    for _ in range(900):
+    while sweep.poll() is None:
         running = [
             str(path.parent.relative_to(workdir / "runs"))
             for path in workdir.glob("runs/*/*/checkpoints")
@@ -58,7 +59,7 @@ def wait_for_two_running(workdir: Path) -> list[str]:
         if len(running) == 2:
             return running
         time.sleep(0.2)
-    sys.exit("no two runs were ever under way together")
+    sys.exit(f"no two runs were ever under way together: {sweep.communicate()}")
 
 
 if __name__ == "__main__":

@@ -88,9 +88,12 @@ def test_a_main_run_without_its_tuning_fails_with_the_reason(tmp_path, manifest)
 
 def test_workers_prefer_what_they_have_compiled(manifest):
     left = [run for run in manifest.runs if run.phase == "main"]
-    assert local.choose(left, {"h3"}, [{"h1"}, {"h3"}]).name == "h3/seed0"
-    assert local.choose(left, set(), [{"h1"}, set()]).name == "h3/seed0"
-    assert local.choose(left, set(), [{"h1"}, {"h3"}]).name == "h1/seed0"
+    assert local.choose(left, {"h3"}, {"h1", "h3"}, {"h1"}).name == "h3/seed0"
+    assert local.choose(left, set(), {"h1"}, {"h1"}).name == "h3/seed0"
+    assert local.choose(left, set(), {"h1", "h3"}, set()).name == "h1/seed0"
+    assert local.choose(left, set(), {"h1", "h3"}, {"h1"}).name == "h3/seed0"
+    assert local.choose(left, set(), {"h1", "h3"}, {"h1", "h3"}) is None  # the cache will have them soon
+    assert local.choose(left, {"h1"}, {"h1", "h3"}, {"h1", "h3"}).name == "h1/seed0"
 
 
 def test_replicates_are_seeds_of_one_arm_and_setting(manifest):
