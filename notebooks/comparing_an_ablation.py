@@ -14,7 +14,7 @@ from mha_research.analysis import compare, load_runs, plot_cost, plot_effect, ve
 workdir = Path(tempfile.mkdtemp()) / "recall"
 small = ["train.steps=60", "train.eval_every=20", "task.length=16", "model.d_model=16", "model.num_layers=1"]
 small += ["model.attention.implementation=reference", "model.attention.position.name=none"]
-sweep.main(
+code = sweep.main(
     [
         "--config=configs/sweeps/recall.py",
         f"--workdir={workdir}",

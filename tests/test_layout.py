@@ -25,7 +25,12 @@ MAY_IMPORT = {
     "mha_research.interop": ATTENTION | {"mha_research.models"},
     # Training, to restore the model of a run that is reported.
     "mha_research.analysis": {"mha_research.config", "mha_research.diagnostics", "mha_research.training"},
-    "mha_research.sweeps": {"mha_research.analysis", "mha_research.config", "mha_research.training"},
+    "mha_research.sweeps": {
+        "mha_research.analysis",
+        "mha_research.config",
+        "mha_research.tasks",
+        "mha_research.training",
+    },
 }
 OURS = ("mha_kernels", "mha_research", "experiments", "configs", "tests")
 
