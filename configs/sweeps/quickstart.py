@@ -26,6 +26,7 @@ def get_config():
     config.train.eval_batch_size = 256
     config.train.checkpoint_every = 150
     config.run.tensorboard = False
+    config.run.baselines = False
     return config
 
 

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -29,12 +30,12 @@ def start(workdir: Path, *options: str) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, start_new_session=True, **streams)
 
 
-def kill_at_random(workdir: Path, kills: int, rng: random.Random, longest: float) -> list[str]:
+def kill_at_random(workdir: Path, kills: int, rng: random.Random, longest: float, *options: str) -> list[str]:
     """Starts the sweep `kills` times and kills it after a random time: alone, with its workers, or by SIGTERM. Says
     how."""
     said = []
     for _ in range(kills):
-        sweep = start(workdir)
+        sweep = start(workdir, *options)
         try:
             sweep.wait(rng.uniform(1, longest))
         except subprocess.TimeoutExpired:
@@ -42,7 +43,8 @@ def kill_at_random(workdir: Path, kills: int, rng: random.Random, longest: float
             workers = descendants(sweep.pid) if how == "all" else []
             sweep.send_signal(signal.SIGTERM if how == "terminate" else signal.SIGKILL)
             for worker in workers:
-                os.kill(worker, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
             said.append(how)
         sweep.communicate(timeout=120)
     return said
@@ -81,13 +83,15 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     kills, rng = parser.parse_args().kills, random.Random(parser.parse_args().seed)
+    # Long enough that the last kill still finds work to interrupt.
+    longer = ("--config.train.steps=2000", "--config.train.checkpoint_every=20", "--config.train.eval_every=200")
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         whole, killed = Path(folder, "whole"), Path(folder, "killed")
-        out, err = start(whole).communicate(timeout=600)
+        out, err = start(whole, *longer).communicate(timeout=600)
         assert len(results(whole)) == 6, out + err
-        said = kill_at_random(killed, kills, rng, 15.0)
-        out, err = start(killed).communicate(timeout=600)
+        said = kill_at_random(killed, kills, rng, 20.0, *longer)
+        out, err = start(killed, *longer).communicate(timeout=600)
         same = results(whole) == results(killed)
         print(f"killed {len(said)} times ({', '.join(said)}) in {time.monotonic() - began:.0f} s: equal {same}")
         sys.exit(0 if same and len(results(killed)) == 6 else f"different results\n{out}{err}")
