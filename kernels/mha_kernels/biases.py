@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.operands import Operand, Tile, axes, joined
+from mha_kernels.operands import Lookup, Operand, Tile, axes, joined
 
 
 class Bias(Operand):
@@ -82,7 +82,36 @@ class AlibiBias(Bias):
         return -self.slopes * jnp.abs(at.query - at.key).astype(self.slopes.dtype)
 
 
-class T5Bias(Bias):
+class RelativeBias(Bias):
+    """Base of biases that depend on key - query alone: write `of_distance`, and `steady` where it stops changing."""
+
+    def of_distance(self, distance: jax.Array, lookup: Lookup) -> jax.Array:
+        """The bias at integer distances key - query, entry by entry; `lookup` is that of `Tile`."""
+        raise NotImplementedError
+
+    def steady(self) -> tuple[int | None, int | None]:
+        """(low, high): the bias has one value for all distances <= low, and one for all >= high; None: never."""
+        return None, None
+
+    def tile(self, at: Tile) -> jax.Array:
+        return self.of_distance(at.key - at.query, at.lookup)
+
+    def constant(self, at: Tile) -> Any:
+        return is_steady(at, *self.steady())
+
+
+def is_steady(at: Tile, low: int | None, high: int | None) -> Any:
+    """Whether all distances on the tile are <= low, or all >= high."""
+    smallest, largest = at.distance_span()
+    result: Any = False
+    if low is not None:
+        result = result | (largest <= low)
+    if high is not None:
+        result = result | (smallest >= high)
+    return result
+
+
+class T5Bias(RelativeBias):
     """table[h, bucket(j - i)] with table (H, buckets); Raffel et al. 2020, section 2.1.
 
     Half of the buckets (a quarter a side when bidirectional) hold exact distances, the rest grow logarithmically up to
@@ -93,14 +122,11 @@ class T5Bias(Bias):
     bidirectional: bool = True
     max_distance: int = 128
 
-    def tile(self, at: Tile) -> jax.Array:
-        index = t5_bucket(at.key - at.query, self.bidirectional, self.table.shape[-1], self.max_distance)
-        return at.lookup(self.table, index)
+    def of_distance(self, distance: jax.Array, lookup: Lookup) -> jax.Array:
+        return lookup(self.table, t5_bucket(distance, self.bidirectional, self.table.shape[-1], self.max_distance))
 
-    def constant(self, at: Tile) -> Any:
-        smallest, largest = at.distance_span()
-        ahead = smallest >= (self.max_distance if self.bidirectional else 0)
-        return ahead | (largest <= -self.max_distance)
+    def steady(self) -> tuple[int | None, int | None]:
+        return -self.max_distance, self.max_distance if self.bidirectional else 0
 
 
 def t5_bucket(relative_position: Any, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128) -> Any:
@@ -136,33 +162,31 @@ def _bucket_edges(side: int, exact: int, max_distance: int) -> list[int]:
     return [int(distances[np.argmax(buckets >= bucket)]) for bucket in range(exact + 1, side)]
 
 
-class ClippedBias(Bias):
+class ClippedBias(RelativeBias):
     """table[h, clip(j - i, -k, k) + k] with table (H, 2 k + 1): clipped relative positions, Shaw et al. 2018, eq. 3."""
 
     table: jax.Array = axes("HN")
 
-    def tile(self, at: Tile) -> jax.Array:
+    def of_distance(self, distance: jax.Array, lookup: Lookup) -> jax.Array:
         clip = self.table.shape[-1] // 2
-        return at.lookup(self.table, jnp.clip(at.key - at.query, -clip, clip) + clip)
+        return lookup(self.table, jnp.clip(distance, -clip, clip) + clip)
 
-    def constant(self, at: Tile) -> Any:
+    def steady(self) -> tuple[int | None, int | None]:
         clip = self.table.shape[-1] // 2
-        smallest, largest = at.distance_span()
-        return (smallest >= clip) | (largest <= -clip)
+        return -clip, clip
 
 
-class DistanceBias(Bias):
+class DistanceBias(RelativeBias):
     """table[h, min(|i - j|, N - 1)] with table (H, N): one learned value for every distance, none for the direction."""
 
     table: jax.Array = axes("HN")
 
-    def tile(self, at: Tile) -> jax.Array:
-        return at.lookup(self.table, jnp.minimum(jnp.abs(at.key - at.query), self.table.shape[-1] - 1))
+    def of_distance(self, distance: jax.Array, lookup: Lookup) -> jax.Array:
+        return lookup(self.table, jnp.minimum(jnp.abs(distance), self.table.shape[-1] - 1))
 
-    def constant(self, at: Tile) -> Any:
+    def steady(self) -> tuple[int | None, int | None]:
         farthest = self.table.shape[-1] - 1
-        smallest, largest = at.distance_span()
-        return (smallest >= farthest) | (largest <= -farthest)
+        return -farthest, farthest
 
 
 class DenseBias(Bias):

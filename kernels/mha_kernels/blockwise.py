@@ -19,6 +19,7 @@ from jax import lax
 from mha_kernels import tile
 from mha_kernels.algebra import Algebra, accumulation_dtype, partition
 from mha_kernels.operands import Tile
+from mha_kernels.relative import by_distance
 from mha_kernels.tiling import Grid, Programs, choose, loop
 
 
@@ -42,18 +43,19 @@ class Blockwise:
         """It can do everything."""
         return None
 
-    def tiles(self, query: Any, key: Any) -> dict[str, int]:
+    def tiles(self, query: Any, key: Any, algebra: Algebra) -> dict[str, int]:
         """The sizes that `tiling.choose` settles on."""
-        grid = choose(self, query, key)
+        grid = choose(self, query, key, algebra.mask)
         return {"query_tile": grid.query_tile, "key_tile": grid.key_tile, "programs": grid.programs}
 
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """See `transforms.Driver`."""
-        grid = choose(self, query, key)
+        grid = choose(self, query, key, algebra.mask)
         dtype = accumulation_dtype(query, key, value)
         arrays = _by_head(grid, query, key, value)
+        algebra, *_ = by_distance(algebra, (False,) * len(jax.tree.leaves(algebra)), grid, dtype)
         algebra = grid.pad_algebra(algebra)
         names = ("lse", *(name for name in statistics if name != "lse"))
         shape = (grid.batch * grid.heads, grid.padded[0])
@@ -81,9 +83,10 @@ class Blockwise:
         precision: Any,
     ) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
         """See `transforms.Driver`."""
-        grid = choose(self, query, key)
+        grid = choose(self, query, key, algebra.mask)
         dtype = accumulation_dtype(query, key, value)
         arrays = _by_head(grid, query, key, value)
+        algebra, wanted, pull_back = by_distance(algebra, wanted, grid, dtype)
         leaves, _ = partition(algebra, wanted)
         algebra = grid.pad_algebra(algebra)
         # Padded rows of lse are +inf: their probabilities are exactly zero.
@@ -108,7 +111,7 @@ class Blockwise:
             for gradient, length, array in zip(found, lengths, (query, key, value), strict=True)
         )
         cut = [lax.slice(new, (0,) * new.ndim, leaf.shape) for new, leaf in zip(of_leaves, leaves, strict=True)]
-        return dq, dk, dv, [new.astype(leaf.dtype) for new, leaf in zip(cut, leaves, strict=True)]
+        return dq, dk, dv, pull_back([new.astype(leaf.dtype) for new, leaf in zip(cut, leaves, strict=True)])
 
 
 def _by_head(grid: Grid, query: Any, key: Any, value: Any) -> tuple[jax.Array, ...]:
@@ -129,6 +132,7 @@ def _forward_block(
 ) -> Any:
     """Output and rows of one block of programs, written into `results`."""
     queries, keys, values = programs.load(arrays, dtype)
+    queries, algebra = tile.scaled(queries, grid.part(algebra, programs, 0, 0)), tile.unscaled(algebra)
 
     def query_tile(i: Any, results: Any) -> Any:
         query = grid.rows_q(queries, i)
@@ -163,17 +167,12 @@ def _forward_tile(
     return state, summed * decay + jnp.einsum("pqk,pkv->pqv", weights, value, precision=precision)
 
 
-def clean(query: Any, key: Any, value: Any, at: Tile, algebra: Algebra) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The tile's rows with those in no allowed pair set to zero, whatever they hold."""
-    allowed = tile.tile_allowed(at, algebra)
-    if allowed is None:
+def clean(query: jax.Array, key: jax.Array, value: jax.Array, at: Tile, algebra: Algebra) -> tuple[jax.Array, ...]:
+    """The tile's rows with those in no allowed pair set to zero, whatever they hold: 0 * NaN is NaN in a product."""
+    queries, keys = tile.used_rows(at, algebra, (*query.shape[:-1], key.shape[1]))
+    if keys is None:
         return query, key, value
-    allowed = jnp.broadcast_to(allowed, (*query.shape[:-1], key.shape[1]))
-    return (
-        tile.keep_used(query, allowed, axis=-1),
-        tile.keep_used(key, allowed, axis=-2),
-        tile.keep_used(value, allowed, axis=-2),
-    )
+    return jnp.where(queries, query, 0), jnp.where(keys, key, 0), jnp.where(keys, value, 0)
 
 
 def _backward_block(
@@ -209,10 +208,13 @@ def _backward_block(
             return grid.visit(algebra, programs, i, j, work, carry)
 
         dq, dk_all, dv_all, of_leaves = carry
-        start = (dq, jnp.zeros_like(key), jnp.zeros_like(value), of_leaves)
+        start = (dq, jnp.zeros_like(key).swapaxes(1, 2), jnp.zeros_like(value).swapaxes(1, 2), of_leaves)
         dq, dk, dv, of_leaves = loop(*grid.query_range(algebra, programs, j), query_tile, start)
         first = j * grid.key_tile
-        return dq, programs.add_shared(dk_all, dk, first), programs.add_shared(dv_all, dv, first), of_leaves
+        dk_all, dv_all = (
+            programs.add_shared(whole, transposed(new), first) for whole, new in ((dk_all, dk), (dv_all, dv))
+        )
+        return dq, dk_all, dv_all, of_leaves
 
     start = (jnp.zeros_like(queries), dk_all, dv_all, of_leaves)
     dq, dk_all, dv_all, of_leaves = loop(0, grid.tiles_k, key_tile, start)
@@ -232,6 +234,15 @@ def _backward_tile(
         product, of_weights, tuple(of_rows), at, simplify(part), chosen, lambda leaves: simplify(rebuild(leaves))
     )
     dq = jnp.einsum("pqk,pke->pqe", found.product, key, precision=precision)
-    dk = jnp.einsum("pqk,pqe->pke", found.product, query, precision=precision)
-    dv = jnp.einsum("pqk,pqv->pkv", found.weights, output_cotangent, precision=precision)
+    dk = jnp.einsum("peq,pqk->pek", transposed(query), found.product, precision=precision)
+    dv = jnp.einsum("pvq,pqk->pvk", transposed(output_cotangent), found.weights, precision=precision)
     return dq, dk, dv, found.leaves
+
+
+def transposed(rows: jax.Array) -> jax.Array:
+    """(P, n, m) as (P, m, n) in memory, before and after.
+
+    The backward pass sums over queries in two products. XLA's CPU products with a transposed left operand run at half
+    speed, so the small operand is transposed instead; the barriers keep XLA from moving that back.
+    """
+    return lax.optimization_barrier(lax.optimization_barrier(rows).swapaxes(1, 2))

@@ -125,5 +125,5 @@ def plan(implementation: Any, query: Any, key: Any, value: Any, algebra: Algebra
     kind = type(chosen), getattr(chosen, "name", None)
     [own] = [name for name, named in NAMED.items() if (type(named), getattr(named, "name", None)) == kind]
     reasons = {name: NAMED[name].declines(query, key, value, algebra, statistics) for name in NAMED}
-    tiles = chosen.tiles(query, key) if hasattr(chosen, "tiles") else {}
+    tiles = chosen.tiles(query, key, algebra) if hasattr(chosen, "tiles") else {}
     return Plan(own, tiles, {name: reason for name, reason in reasons.items() if reason and name != own})

@@ -29,6 +29,13 @@ class Mask(Operand):
         """(low, high): nothing is allowed unless low <= key - query <= high; None where there is no bound."""
         return None, None
 
+    def used(self, at: Tile) -> tuple[Any, Any]:
+        """(queries, keys): which rows of the tile are in an allowed pair, as (..., Qt, 1) and (..., 1, Kt).
+
+        None has it found from `allowed`, which costs two passes over the tile.
+        """
+        return None, None
+
     def __and__(self, other: "Mask") -> "Mask":
         if not isinstance(other, Mask):
             raise TypeError(
@@ -89,6 +96,9 @@ class CausalMask(Mask):
     def distances(self) -> tuple[Any, Any]:
         return None, self.offset
 
+    def used(self, at: Tile) -> tuple[Any, Any]:
+        return _distance_used(at, None, self.offset)
+
 
 class WindowMask(Mask):
     """Key j is allowed for query i when i - left <= j <= i + right; None leaves that side unbounded."""
@@ -110,6 +120,9 @@ class WindowMask(Mask):
     def distances(self) -> tuple[Any, Any]:
         return None if self.left is None else -self.left, self.right
 
+    def used(self, at: Tile) -> tuple[Any, Any]:
+        return _distance_used(at, *self.distances())
+
 
 def _distance_kind(at: Tile, low: Any, high: Any) -> tuple[Any, Any]:
     """Kind of a tile for a mask that allows low <= key - query <= high: distances on a tile have no gaps."""
@@ -121,6 +134,23 @@ def _distance_kind(at: Tile, low: Any, high: Any) -> tuple[Any, Any]:
     if high is not None:
         some, every = some & (smallest <= high), every & (largest <= high)
     return some, every
+
+
+def _distance_used(at: Tile, low: Any, high: Any) -> tuple[Any, Any]:
+    """The rows of a tile that a mask allowing low <= key - query <= high uses: those within reach of the other side."""
+    (first_q, last_q), (first_k, last_k) = at.query_span, at.key_span
+    if at.query_end is not None:
+        last_q = jnp.minimum(last_q, at.query_end - 1)
+    if at.end is not None:
+        last_k = jnp.minimum(last_k, at.end - 1)
+    queries, keys = at.query <= last_q, at.key <= last_k
+    if low is not None:
+        queries, keys = queries & (at.query <= last_k - low), keys & (at.key >= first_q + low)
+    if high is not None:
+        queries, keys = queries & (at.query >= first_k - high), keys & (at.key <= last_q + high)
+    if low is not None and high is not None:
+        queries, keys = queries & (low <= high), keys & (low <= high)
+    return queries, keys
 
 
 class KeyPaddingMask(Mask):

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 ALIGNED_AXES = "BHQK"
+Lookup = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def axes(letters: str, kind: str = "float", **keywords: Any) -> Any:
@@ -71,7 +72,7 @@ class Tile(NamedTuple):
     key: Any
     query_span: tuple[Any, Any]
     key_span: tuple[Any, Any]
-    lookup: Callable[[jax.Array, jax.Array], jax.Array]
+    lookup: Lookup
     end: Any = None
     query_end: Any = None
 

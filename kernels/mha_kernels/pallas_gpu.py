@@ -83,7 +83,7 @@ class PallasGPU:
         key_tile = self.key_tile or (64 if small else 128)
         return Sizes(batch, heads, groups, length_q, length_k, COMPUTE * WARPGROUP_ROWS, key_tile)
 
-    def tiles(self, query: Any, key: Any) -> dict[str, int]:
+    def tiles(self, query: Any, key: Any, algebra: Algebra) -> dict[str, int]:
         """The tile sizes it would take for these arrays."""
         sizes = self.sizes(query, key, query, None)
         return {"query_tile": sizes.query_tile, "key_tile": sizes.key_tile}

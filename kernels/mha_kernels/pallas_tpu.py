@@ -63,7 +63,7 @@ class PallasTPU:
         )
         return Sizes(batch, heads, groups, length_q, length_k, *tiles)
 
-    def tiles(self, query: Any, key: Any) -> dict[str, int]:
+    def tiles(self, query: Any, key: Any, algebra: Algebra) -> dict[str, int]:
         """The tile sizes it would take for these arrays."""
         sizes = self.sizes(query, key)
         return {"query_tile": sizes.query_tile, "key_tile": sizes.key_tile}

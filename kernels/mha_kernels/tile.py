@@ -12,6 +12,7 @@ for a tile and (..., Qt, 1) for its rows; the leading axes, if any, are several 
 The rescaling sum over tiles is Milakov and Gimelshein 2018; the backward pass by recomputation is Dao et al. 2022.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,6 +33,17 @@ def tile_scores(product: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
         scores = scores + algebra.bias.tile(at).astype(product.dtype)
     allowed = tile_allowed(at, algebra)
     return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
+
+
+def scaled(query: jax.Array, algebra: Algebra) -> jax.Array:
+    """Query rows times the scale: with `unscaled` this moves the scale from every score to every query, as
+    (scale q).k = scale (q.k)."""
+    return algebra.scale.astype(query.dtype) * query
+
+
+def unscaled(algebra: Algebra) -> Algebra:
+    """The algebra for queries that were `scaled`."""
+    return dataclasses.replace(algebra, scale=jnp.ones_like(algebra.scale))
 
 
 def tile_allowed(at: Tile, algebra: Algebra) -> Any:
@@ -56,6 +68,23 @@ def keep_used(rows: jax.Array, allowed: Any, axis: int) -> jax.Array:
     `allowed` is the full tile; `axis` is the one to reduce over: -2 for keys, -1 for queries.
     """
     return jnp.where(allowed.any(axis=axis)[..., None], rows, 0)
+
+
+def used_rows(at: Tile, algebra: Algebra, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """(queries (..., Qt, 1), keys (..., Kt, 1)): which rows of a tile of that shape take part in an allowed pair.
+
+    What `keep_used` does, without a pass over the tile where the mask alone decides and knows. None where all do.
+    """
+    allowed = tile_allowed(at, algebra)
+    if allowed is None:
+        return None, None
+    queries = keys = None
+    if algebra.mask is not None and not (algebra.bias is not None and algebra.bias.forbids):
+        queries, keys = algebra.mask.used(at)
+    if queries is None or keys is None:
+        allowed = jnp.broadcast_to(allowed, shape)
+        return allowed.any(axis=-1)[..., None], allowed.any(axis=-2)[..., None]
+    return queries, keys.swapaxes(-1, -2)
 
 
 class Softmax(NamedTuple):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_kernels.algebra import Algebra, simplest
+from mha_kernels.masks import Mask
 from mha_kernels.operands import Tile, lookup_by_gather
 from mha_kernels.sizes import Sizes, pad
 from mha_kernels.transforms import vary, varying_axes
@@ -266,18 +267,24 @@ def _every(*flags: Any) -> Any:
     return jnp.stack(traced).all()
 
 
-LARGEST = {"query": 1024, "key": 512}
+LARGEST = {"whole": (1024, 512), "diagonal": (512, 512)}
 
 
-def choose(requested: Any, query: jax.Array, key: jax.Array, programs: int | None = None) -> Grid:
+def choose(
+    requested: Any, query: jax.Array, key: jax.Array, mask: Mask | None = None, programs: int | None = None
+) -> Grid:
     """The grid for query (B, Q, H, E) and key (B, K, G, E): tile sizes as requested, else by rule.
 
-    The rule: as few tiles as a largest size allows, all of one size; and as many programs together as keep a block of
-    score tiles within 2^18 entries, so that small problems do not pay for loops.
+    The rule: as few tiles as a largest size allows, all of one size (a multiple of 8 where there are several); and as
+    many programs together as keep a block of score tiles within 2^18 entries, so that small problems do not pay for
+    loops. Large tiles keep the matrix products efficient; under a mask that bounds the distance between key and query,
+    smaller ones waste less work on the edge of what it allows. docs/kernels.md has the measurements.
     """
     (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
-    query_tile = _tile(length_q, requested.query_tile, LARGEST["query"])
-    key_tile = _tile(length_k, requested.key_tile, LARGEST["key"])
+    bounded = mask is not None and any(bound is not None for bound in mask.distances())
+    largest_q, largest_k = LARGEST["diagonal" if bounded else "whole"]
+    query_tile = _tile(length_q, requested.query_tile, largest_q)
+    key_tile = _tile(length_k, requested.key_tile, largest_k)
     if programs is None:
         room = max(1, 2**18 // (query_tile * key_tile))
         programs = max(count for count in range(1, min(room, batch * heads) + 1) if batch * heads % count == 0)

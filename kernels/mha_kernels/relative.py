@@ -1,0 +1,84 @@
+"""Relative biases on a CPU: evaluated once for every distance, then laid out tile by tile.
+
+A bias that depends on key - query alone has Q + K - 1 values, not Q K. Each row of a tile is the row above moved by
+one entry, so a tile is made of slices of one line; and the gradient of the line sums rows, where that of a table looked
+up at every entry would scatter Q K numbers. `by_distance` puts such lines in the place of the biases, and gives the way
+back for their gradients. O(Q + K) memory for each head that has a table of its own.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mha_kernels.algebra import Algebra, Positions, partition
+from mha_kernels.biases import Bias, RelativeBias, SumBias, is_steady
+from mha_kernels.operands import Tile, axes, lookup_by_gather
+from mha_kernels.sizes import Sizes
+
+
+class LineBias(Bias):
+    """values[h, key - query - first]: a relative bias at every distance from `first` on; low, high as in `steady`."""
+
+    values: jax.Array = axes("HN")
+    first: jax.Array = axes("", "int")
+    low: int | None = None
+    high: int | None = None
+
+    def tile(self, at: Tile) -> jax.Array:
+        starts = at.key[..., :1] - at.query - self.first
+        length = at.key.shape[-1]
+        count = max(self.values.shape[0], starts.shape[0])
+        lines = jnp.broadcast_to(self.values.reshape(-1, self.values.shape[-1]), (count, self.values.shape[-1]))
+        rows = jnp.broadcast_to(starts[..., 0], (count, starts.shape[-2]))
+        by_row = jax.vmap(lambda line, start: jax.lax.dynamic_slice_in_dim(line, start, length), in_axes=(None, 0))
+        return jax.vmap(by_row)(lines, rows)
+
+    def constant(self, at: Tile) -> Any:
+        return is_steady(at, self.low, self.high)
+
+
+def by_distance(
+    algebra: Algebra, wanted: tuple[bool, ...], sizes: Sizes, dtype: Any
+) -> tuple[Algebra, tuple[bool, ...], Callable[[list], list]]:
+    """The algebra with every relative bias as a `LineBias` of `dtype`, and what that does to its gradients.
+
+    wanted marks the leaves to differentiate. Returns the algebra, the leaves wanted of it, and the function that takes
+    their gradients to those of the leaves wanted of the one given.
+    """
+
+    def lines(algebra: Algebra) -> Algebra:
+        def line(bias: RelativeBias) -> LineBias:
+            return _line(bias, algebra.positions, sizes, dtype)
+
+        return dataclasses.replace(algebra, bias=_map(line, algebra.bias))
+
+    def flags(bias: RelativeBias) -> LineBias:
+        return LineBias(any(jax.tree.leaves(bias)), False)  # type: ignore[arg-type]
+
+    if algebra.bias is None or not any(isinstance(bias, RelativeBias) for bias in algebra.bias.parts()):
+        return algebra, wanted, lambda gradients: gradients
+    marked = jax.tree.unflatten(jax.tree.structure(algebra), wanted)
+    marks = tuple(jax.tree.leaves(dataclasses.replace(marked, bias=_map(flags, algebra.bias, marked.bias))))
+    chosen, rebuild = partition(algebra, wanted)
+    _, pull_back = jax.vjp(lambda chosen: partition(lines(rebuild(chosen)), marks)[0], chosen)
+    return lines(algebra), marks, lambda gradients: pull_back(gradients)[0]
+
+
+def _line(bias: RelativeBias, positions: Positions, sizes: Sizes, dtype: Any) -> LineBias:
+    """The bias at every distance that the padded problem has."""
+    length_q, length_k = sizes.padded
+    first = positions.key - positions.query - (length_q - 1)
+    bias = jax.tree.map(lambda leaf: leaf.astype(dtype), bias)
+    distances = first + jnp.arange(length_q + length_k - 1, dtype=jnp.int32).reshape(1, 1, 1, -1)
+    values = bias.of_distance(distances, lookup_by_gather)
+    return LineBias(values[:, :, :, None], first, *bias.steady())
+
+
+def _map(change: Callable[..., LineBias], bias: Any, *others: Any) -> Any:
+    """The bias with `change` made to its relative parts."""
+    parts = zip(*(each.parts() for each in (bias, *others)), strict=True)
+    new = tuple(change(*part[-1:]) if isinstance(part[0], RelativeBias) else part[-1] for part in parts)
+    return SumBias(new) if isinstance(bias, SumBias) else new[0]
