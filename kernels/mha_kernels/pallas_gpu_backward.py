@@ -117,9 +117,9 @@ def backward(
         for n, kind in chosen.items()
         if kind == "column"
     }
-    # What a table looks up takes the registers that the second sum would.
+    # What a table looks up, and the cotangents of several statistics, take the registers that the second sum would.
     looks_up = any(kernel_tiles.form(leaf) == "table" for leaf in jax.tree.leaves(algebra.bias))
-    if width < 128 and not looks_up:
+    if width < 128 and not looks_up and len(cotangents) <= 1:
         sums, columns = run(_Keys, by_keys, False, ({"key": one, "value": one}, partial_k), by_keys.tiles_k)
     else:
         sums, columns = run(_Keys, by_keys, False, ({"key": one}, partial_k), by_keys.tiles_k)
@@ -266,9 +266,10 @@ class _Kernel:
         return branch(self.operands.kind(kinds, at, algebra, b, h, *tile_of), branches, carry)
 
 
-def _in_registers(simplify: Any, per_row: dict[int, bool]) -> Callable[..., Any]:
-    """`tile_gradients` as `registers` runs it; `per_row` numbers the leaves and says which are scalars to copy to
-    rows.
+def _in_registers(simplify: Any, per_row: dict[int, bool], needed: tuple[str, ...]) -> Callable[..., Any]:
+    """`tile_gradients` as `registers` runs it, which computes only what the `needed` fields of the answer ask for.
+
+    `per_row` numbers the leaves and says which are scalars to copy to rows.
     """
 
     def function(algebra: Any, at: Any, scores: Any, of_weights: Any, of_rows: dict[str, Any]) -> Any:
@@ -277,7 +278,7 @@ def _in_registers(simplify: Any, per_row: dict[int, bool]) -> Callable[..., Any]
         shape = (scores.shape[0], 1)
         values = {n: jnp.broadcast_to(leaves[n], shape) if copied else leaves[n] for n, copied in per_row.items()}
         got = tile_gradients(scores, of_weights, of_rows, at, algebra, simplify, values)
-        return got.weights, got.product, got.leaves, got.scores
+        return {name: getattr(got, name) for name in needed}
 
     return function
 
@@ -305,21 +306,18 @@ class _Queries(_Kernel):
         forms = self.operands.forms
 
         def then(at: Any, simplify: Any, algebra: Any, of_rows: Any, carry: Any) -> Any:
-            scores, of_weights = (
-                product(query, key.transpose((1, 0)), shape),
-                product(cotangent, value.transpose((1, 0)), shape),
-            )
+            scores = product(query, key.transpose((1, 0)), shape)
+            of_weights = Made(lambda: product(cotangent, value.transpose((1, 0)), shape), jnp.float32)
             per_row = {n: forms[n] == "scalar" for n in partial if forms[n] != "table"}
-            function = _in_registers(simplify, per_row)
-            _, of_product, of_leaves, of_scores = orientation.run(
-                function, algebra, at, full(scores), full(of_weights), of_rows
-            )
-            for n, new in of_leaves.items():
+            needed = ("product", "leaves", "scores") if len(per_row) < len(partial) else ("product", "leaves")
+            function = _in_registers(simplify, per_row, needed)
+            got = orientation.run(function, algebra, at, full(scores), full(of_weights), of_rows)
+            for n, new in got["leaves"].items():
                 _add(partial[n], 0, new.array)
             for n in partial:
                 if forms[n] == "table":
-                    self._entries(partial[n], n, of_scores, at, simplify, algebra, orientation)
-            return (accumulate(carry[0], of_product.array.astype(self.dtype), key, staging),)
+                    self._entries(partial[n], n, got["scores"], at, simplify, algebra, orientation)
+            return (accumulate(carry[0], got["product"].array.astype(self.dtype), key, staging),)
 
         tile_at = (b, h, begin, j * sizes.key_tile)
         return self.gradients(inputs, tile_at, orientation, seen.kinds, (i, j), then, carry)
@@ -361,21 +359,17 @@ class _Keys(_Kernel):
         shape = (WARPGROUP_ROWS, sizes.query_tile)
 
         def then(at: Any, simplify: Any, algebra: Any, of_rows: Any, carry: Any) -> Any:
-            scores, of_weights = (
-                product(key, query.transpose((1, 0)), shape),
-                product(value, cotangent.transpose((1, 0)), shape),
-            )
-            function = _in_registers(simplify, {n: False for n in partial})
-            weights, of_product, of_leaves, _ = orientation.run(
-                function, algebra, at, full(scores), full(of_weights), of_rows
-            )
-            for n, new in of_leaves.items():
+            scores = product(key, query.transpose((1, 0)), shape)
+            of_weights = Made(lambda: product(value, cotangent.transpose((1, 0)), shape), jnp.float32)
+            factors = [("product", query)] if "key" in self.out[0] else []
+            factors += [("weights", cotangent)] if "value" in self.out[0] else []
+            function = _in_registers(simplify, {n: False for n in partial}, ("leaves", *(name for name, _ in factors)))
+            got = orientation.run(function, algebra, at, full(scores), full(of_weights), of_rows)
+            for n, new in got["leaves"].items():
                 _add(partial[n], 0, new.array)
-            factors = {"key": (of_product, query), "value": (weights, cotangent)}
-            names = [name for name in factors if name in self.out[0]]
             return tuple(
-                accumulate(summed, factors[name][0].array.astype(self.dtype), factors[name][1], staging)
-                for name, summed in zip(names, carry, strict=True)
+                accumulate(summed, got[name].array.astype(self.dtype), other, staging)
+                for (name, other), summed in zip(factors, carry, strict=True)
             )
 
         tile_at = (b, h, i * sizes.query_tile, begin)

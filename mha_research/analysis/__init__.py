@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from mha_research.analysis.ablation_plots import plot_cost as plot_cost
     from mha_research.analysis.ablation_plots import plot_curves as plot_curves
     from mha_research.analysis.ablation_plots import plot_effect as plot_effect
+    from mha_research.analysis.ablation_plots import plot_heads as plot_heads
     from mha_research.analysis.ablation_plots import plot_tuning as plot_tuning
     from mha_research.analysis.claims import AllOf as AllOf
     from mha_research.analysis.claims import Claim as Claim
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from mha_research.analysis.verdict import judge as judge
 
 _HOME = {
-    **dict.fromkeys(("plot_claim", "plot_cost", "plot_curves", "plot_effect", "plot_tuning"), "ablation_plots"),
+    **dict.fromkeys(("plot_claim", "plot_cost", "plot_curves"), "ablation_plots"),
+    **dict.fromkeys(("plot_effect", "plot_heads", "plot_tuning"), "ablation_plots"),
     **dict.fromkeys(("AllOf", "Claim"), "claims"),
     **dict.fromkeys(("compare", "verdicts"), "comparison"),
     **dict.fromkeys(("Outcome", "Status", "Verdict", "judge"), "verdict"),

@@ -172,6 +172,36 @@ def _bands(ax: Axes, runs: Runs, curves: Mapping[str, pd.DataFrame]) -> None:
         ax.plot(x, y["mean"], label=arm, linewidth=1.5, markersize=3, **look[arm])
 
 
+def plot_heads(runs: Runs) -> Figure:
+    """What heads do over training: per arm the mean over its heads, layers and seeds, and their range as a band.
+
+    Heads of different seeds have no order in common, so none is followed by its number. Raises ValueError where nothing
+    was logged (`run.head_statistics`).
+    """
+    rows = [
+        run.rows.melt("step", var_name="metric", value_name="value").dropna().assign(arm=run.arm)
+        for run in runs.main()
+        if any(name.startswith("heads/") for name in run.rows)
+    ]
+    if not rows:
+        raise ValueError("no run has logged what its heads do: set run.head_statistics")
+    table = pd.concat(rows)
+    table = table[table["metric"].str.startswith("heads/")]
+    table["statistic"] = table["metric"].str.split("/").str[1]
+    names, look = list(dict.fromkeys(table["statistic"])), _look(runs)
+    figure, axes = _figure(2.0 * len(names) + 0.4, len(names), sharex=True)
+    for ax, name in zip(axes, names):
+        for arm in runs.arms:
+            found = table[(table["statistic"] == name) & (table["arm"] == arm)].groupby("step")["value"]
+            mean = found.mean()
+            ax.fill_between(mean.index, found.min(), found.max(), color=look[arm]["color"], alpha=0.15, linewidth=0)
+            ax.plot(mean.index, mean, label=arm, linewidth=1.5, markersize=3, **look[arm])
+        ax.set_ylabel(name.replace("_", " "))
+    axes[-1].set_xlabel("step")
+    _legend(axes[0], runs)
+    return figure
+
+
 def plot_tuning(runs: Runs) -> Figure:
     """The tuned metric at each value of the grid, per arm: points are seeds, the line is their mean."""
     assert runs.manifest is not None

@@ -18,14 +18,13 @@ import pandas as pd
 
 from mha_research.analysis import ablation_plots as plots
 from mha_research.analysis import page
-from mha_research.analysis.beside import bca_interval, bca_label, page_trend_p, pairing_correlation, wilcoxon_p
 from mha_research.analysis.claims import AllOf, Claim, claim_to_json, elementary
 from mha_research.analysis.comparison import compare, values, verdicts
 from mha_research.analysis.manifest import Manifest
 from mha_research.analysis.page import number
-from mha_research.analysis.power import detectable, seeds_needed
 from mha_research.analysis.runs import SIZES, Runs
-from mha_research.analysis.verdict import ALPHA, MIN_SEEDS, Verdict
+from mha_research.analysis.sentences import beside, contrast_of, power_of
+from mha_research.analysis.verdict import Verdict
 
 _EXPLORATORY = (
     "Claims or seeds that were added after the sweep had started, or that come from a directory with another question. "
@@ -75,6 +74,10 @@ def report_page(runs: Runs, planned: list[Verdict], exploratory: list[Verdict]) 
         if _has(runs, metric):
             sections += [f"<h2>{escape(metric)}</h2>", _compared(runs, metric)]
             sections += [] if metric in SIZES else [_figures(runs, metric)]
+    if any(name.startswith("heads/") for run in runs.main() for name in run.rows):
+        caption = "Mean over heads, layers and seeds of an arm, and their range. Entropy in nats, distance in tokens."
+        drawn = page.figure(plots.svg(plots.plot_heads(runs), "heads"), caption)
+        sections += ["<h2>What heads do while they train</h2>", drawn]
     if manifest.frozen.tune:
         sections += ["<h2>Tuning</h2>", _tuning(runs, manifest)]
     sections += ["<h2>What differs between the arms</h2>", _differences(runs, manifest)]
@@ -111,70 +114,24 @@ def _claim(verdict: Verdict, runs: Runs, manifest: Manifest) -> str:
 
 
 def _numbers(verdict: Verdict, claim: Claim, runs: Runs, manifest: Manifest) -> str:
-    contrast = " ".join(_term(arm, c) for arm, c in claim.contrast.items()).removeprefix("+ ")
     asked = f"&gt; {claim.margin:g}" if claim.kind == "greater" else f"within ±{claim.margin:g}"
     scale = "log of " if claim.scale == "log_ratio" else ""
     low, high = verdict.interval
     lines = [
-        f"Claimed: d = {escape(contrast)} of {scale}<code>{escape(claim.metric)}</code> is {asked}.",
+        f"Claimed: d = {escape(contrast_of(claim))} of {scale}<code>{escape(claim.metric)}</code> is {asked}.",
         f"Found: mean d <b>{number(verdict.mean)}</b>, 90 % interval [{number(low)}, {number(high)}]; "
         f"{escape(verdict.reason)}.",
-        _power(verdict, claim, len(list(elementary(manifest.frozen.claims)))),
-        f"<small class=soft>Shown, never deciding: {_beside(verdict, claim, runs)}.</small>",
     ]
+    power = power_of(verdict, claim, len(list(elementary(manifest.frozen.claims))))
+    shown = [escape(part) for part in beside(verdict, claim, runs)]
+    lines += [f"{power[0].upper()}{power[1:]}."] if power else []
+    lines.append(f"<small class=soft>Shown, never deciding: {'; '.join(shown)}.</small>")
     drawn = ""
     if any(math.isfinite(d) for d in verdict.values):
         name = f"seeds of: {claim.text} ({len(verdict.values)})"
         caption = "Each dot is one seed. The diamond is their mean with its 90 % interval; shaded is what was claimed."
         drawn = page.figure(plots.svg(plots.plot_claim(verdict, claim), name), caption)
-    return "".join(f"<p>{line}</p>" for line in lines if line) + drawn
-
-
-def _term(arm: str, c: float) -> str:
-    return f"{'+' if c > 0 else '−'} {'' if abs(c) == 1 else f'{abs(c):.3g} '}{arm}"
-
-
-def _power(verdict: Verdict, claim: Claim, family: int) -> str:
-    """What this many seeds could have seen, and how many the effect that was found would need."""
-    d = [x for x in verdict.values if math.isfinite(x)]
-    sd = pd.Series(d, dtype=float).std()
-    if len(d) < MIN_SEEDS or not sd > 0:
-        return ""
-    alpha = ALPHA / family
-    least = detectable(len(d), claim.kind, alpha) * sd
-    if claim.kind == "greater":
-        size = verdict.mean - claim.margin
-        text = f"With {len(d)} seeds, 80 % power needs an effect of {number(least)} beyond the margin"
-    else:
-        size = claim.margin
-        text = f"With {len(d)} seeds, 80 % power needs a margin of {number(least)}"
-    needed = seeds_needed(abs(size) / sd, claim.kind, alpha)
-    if verdict.word != "inconclusive":
-        return f"{text}."
-    settle = "no feasible number of seeds would settle it"
-    if needed:
-        settle = f"about {needed} seeds would settle an effect of the size found"
-    return f"{text}; {settle}."
-
-
-def _beside(verdict: Verdict, claim: Claim, runs: Runs) -> str:
-    d = [x for x in verdict.values if math.isfinite(x)]
-    parts = [f"p {number(verdict.p_sup, 3)} for and {number(verdict.p_con, 3)} against, before Holm's adjustment"]
-    if len(d) >= MIN_SEEDS:
-        low, high = bca_interval(d)
-        if claim.kind == "greater":
-            parts.append(f"Wilcoxon p {number(wilcoxon_p(d, claim.margin), 3)}")
-        parts.append(f"{bca_label(len(d))} [{number(low)}, {number(high)}]")
-    table = values(runs, claim.metric) if _has(runs, claim.metric) else pd.DataFrame()
-    arms = [arm for arm in claim.contrast if arm in table]
-    if len(arms) == 2:
-        both = table[arms].dropna()
-        r = number(pairing_correlation(both[arms[0]], both[arms[1]]), 2)
-        parts.append(f"pairing: the arms correlate {r} over seeds")
-    ordered = sorted(arms, key=lambda arm: claim.contrast[arm])
-    if len(ordered) > 2 and len(table[ordered].dropna()) >= 2:
-        parts.append(f"Page's trend p {number(page_trend_p(table[ordered].dropna().to_numpy()), 3)}")
-    return "; ".join(map(escape, parts))
+    return "".join(f"<p>{line}</p>" for line in lines) + drawn
 
 
 def _compared(runs: Runs, metric: str) -> str:
@@ -210,6 +167,8 @@ def _figures(runs: Runs, metric: str) -> str:
         )
     ]
     curve = metric.partition("@")[0].replace("test/", "valid/")
+    if all(len(run.curve(curve)) < 3 for run in runs.main()):
+        curve = "train/loss"  # validated too seldom to be a curve
     if any(len(run.curve(curve)) for run in runs.main()):
         drawn.append(
             page.figure(

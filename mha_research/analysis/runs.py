@@ -61,6 +61,11 @@ class Run:
         lines = path.read_text(encoding="utf8").splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
+    @functools.cached_property
+    def documents(self) -> dict[str, dict[str, list[float]]]:
+        """Held-out set -> loss, hits and count at the last step, each a list with the sum over every document."""
+        return _json(self.path / "documents.json")
+
     def curve(self, metric: str) -> pd.DataFrame:
         """`step` and `value` of a logged metric, in order; empty where it was never logged."""
         if metric not in self.rows:
@@ -74,6 +79,8 @@ class Run:
         `steps_to:valid/loss<=2.0` is the first logged step at which that holds, censored at the last planned step;
         `time/...` is the median of what was logged after the first row, which holds the compilation.
         """
+        if not self.result:
+            return math.nan
         if metric in SIZES:
             return float(self.result.get(metric, math.nan))
         if match := _STEPS_TO.fullmatch(metric):

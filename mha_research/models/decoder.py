@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mha_kernels import CausalMask, Mask, SegmentMask
+from mha_kernels import CausalMask, HeadStatistics, Mask, SegmentMask, attention_with_statistics
 from mha_research.attention.positions import sinusoidal_at
 from mha_research.models.mlp import NORMS, Mlp, dropout
+
+# What is logged of every head while a model trains: nats, probabilities, and tokens.
+HEAD_STATISTICS = ("entropy", "max_probability", "distance", "sink_mass", "previous_mass")
 
 
 class Block(nnx.Module):
@@ -46,6 +49,13 @@ class Block(nnx.Module):
         """The probabilities (B, H, L, L) with which the block attends, before any dropout."""
         x = self.attention_norm(x) if self.norm_placement == "pre" else x
         return self.attention(x, mask=mask, return_weights=True)[1]
+
+    def head_statistics(self, x: jax.Array, mask: Mask) -> HeadStatistics:
+        """What each head does at each query, (B, H, L) each, before any dropout and in O(L) memory."""
+        x = self.attention_norm(x) if self.norm_placement == "pre" else x
+        call = self.attention.scoring(self.attention.options(x.shape[0], mask=mask))
+        call |= {"statistics": HEAD_STATISTICS, "implementation": self.attention.implementation}
+        return attention_with_statistics(*self.attention.project(x, x, x), **call)[1]
 
     def decode(self, x: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         """The same for T more tokens (B, T, D) after those in the cache."""
@@ -171,6 +181,16 @@ class DecoderLM(nnx.Module):
             weights.append(block.attention_weights(x, mask))
             x = block(x, mask)
         return weights
+
+    def head_statistics(
+        self, tokens: jax.Array, positions: jax.Array | None = None, segments: jax.Array | None = None
+    ) -> list[HeadStatistics]:
+        """`HEAD_STATISTICS` of every head at every query, (B, H, L) each, layer by layer."""
+        x, mask, found = self._embed(tokens, positions), _mask(segments), []
+        for block in self.blocks:
+            found.append(block.head_statistics(x, mask))
+            x = block(x, mask)
+        return found
 
     def init_cache(self, batch_size: int, capacity: int) -> DecoderCache:
         """An empty cache for `capacity` tokens of each of `batch_size` sequences."""

@@ -133,12 +133,13 @@ def _from_dict(values: Mapping[str, Any]) -> ConfigDict:
 
 
 def shrink(base: ConfigDict, sweep: Sweep) -> tuple[ConfigDict, Sweep]:
-    """The same sweep as a rehearsal of seconds: few steps, small batches and models, two seeds, no tuning."""
+    """The same sweep as a rehearsal: few steps, small batches and models, little held-out, two seeds, no tuning."""
     small = {
         "train.steps": min(base.train.steps, 4),
         "train.batch_size": min(base.train.batch_size, 4),
         "train.accumulate": 1,
         "train.log_every": 2,
+        "train.eval_limit": 32,
         "optimizer.warmup_steps": min(base.optimizer.warmup_steps, 1),
         "model.num_layers": 1,
     }

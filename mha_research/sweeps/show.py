@@ -6,7 +6,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from mha_research.analysis.claims import elementary
 from mha_research.analysis.manifest import Manifest
+from mha_research.analysis.power import detectable
+from mha_research.analysis.verdict import ALPHA, MIN_SEEDS
 from mha_research.sweeps.local import slots
 from mha_research.sweeps.progress import duration
 from mha_research.sweeps.sizes import sizes, unmatched
@@ -41,3 +44,15 @@ def print_plan(manifest: Manifest, workdir: Path, only: Collection[str], workers
         highlight=False,
         soft_wrap=True,
     )
+    if claims:
+        family = len(list(elementary(manifest.frozen.claims)))
+        console.print(power_line(len(manifest.frozen.seeds), family), highlight=False)
+
+
+def power_line(seeds: int, family: int) -> str:
+    """What so many seeds can see, where `family` contrasts are judged; a warning where that is little."""
+    if seeds < MIN_SEEDS:
+        return f"too few seeds: {seeds} decide nothing, {MIN_SEEDS} are the least"
+    least = detectable(seeds, "greater", ALPHA / family)
+    warning = "; few seeds, expect inconclusive verdicts" if seeds < 5 else ""
+    return f"with {seeds} seeds, 80 % power needs an effect of {least:.2f} standard deviations of its contrast{warning}"

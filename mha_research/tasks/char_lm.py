@@ -70,11 +70,14 @@ class Stream:
         """Windows that make every character a counted target once, each but the first with `context` tokens before."""
         stride = length - context
         size = 1 + max(0, math.ceil((len(self.tokens) - 1 - length) / stride))
-        return Evaluation(size, partial(_evaluation_window, self, length, context))
+        return Evaluation(size, partial(_evaluation_window, self, length, context), len(self.starts))
 
 
 def _evaluation_window(stream: Stream, length: int, context: int, index: int) -> Example:
-    return stream.window(index * (length - context), length, context if index else 0)
+    start = index * (length - context)
+    document = np.searchsorted(stream.starts, np.arange(start, start + length), side="right") - 1
+    window = stream.window(start, length, context if index else 0)
+    return window | {"document": document.astype(np.int32)}
 
 
 def _training_window(stream: Stream, length: int, _: int, rng: np.random.Generator) -> Example:

@@ -1,6 +1,7 @@
 """What a task is: data as a pure function of (seed, step), exact held-out sets, and what a result is held against."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -51,20 +52,34 @@ class Task(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """A held-out set: `size` examples, of which `example(i)` is the i-th. Every target counts exactly once."""
+    """A held-out set: `size` examples, of which `example(i)` is the i-th. Every target counts exactly once.
+
+    Where the set is of `documents` (speeches, files), an example says in `document` (L,) which one each target is of.
+    """
 
     size: int
     example: Callable[[int], Example]
+    documents: int = 1
 
     def batches(self, batch_size: int) -> grain.MapDataset:
         """All of it in order; the last batch is filled up with examples whose mask is false everywhere."""
         rounded = -(-self.size // batch_size) * batch_size
         return grain.MapDataset.range(rounded).map(self._padded).batch(batch_size)
 
+    def thinned(self, limit: int) -> "Evaluation":
+        """`limit` of its examples, evenly spaced; itself where it has no more than that."""
+        if limit >= self.size:
+            return self
+        return dataclasses.replace(self, size=limit, example=functools.partial(_spaced, self, limit))
+
     def _padded(self, index: int) -> Example:
         if index < self.size:
             return self.example(index)
         return self.example(self.size - 1) | {"mask": np.zeros_like(self.example(self.size - 1)["mask"])}
+
+
+def _spaced(whole: Evaluation, limit: int, index: int) -> Example:
+    return whole.example(index * whole.size // limit)
 
 
 def random_batches(make: Callable[[Any, np.random.Generator], Example], seed: int, batch_size: int) -> grain.MapDataset:

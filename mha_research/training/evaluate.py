@@ -1,30 +1,57 @@
-"""Exact evaluation: sums and counts over the whole of a held-out set, divided once."""
+"""Exact evaluation: sums and counts over the whole of a held-out set, by document, divided once."""
 
 from typing import Any
 
 import grain
-import jax
+import numpy as np
 
 from mha_research.tasks import Evaluation, Task
 from mha_research.training.step import Program, zero_sums
 
+DocumentSums = dict[str, np.ndarray]
 
-def evaluate(program: Program, params: Any, evaluation: Evaluation, batch_size: int) -> dict[str, float]:
-    """Sum of the losses (nats), of the hits, and their number, over every target of the set."""
-    sums = zero_sums()
+
+def evaluate(
+    program: Program, params: Any, evaluation: Evaluation, batch_size: int, width: int | None = None
+) -> DocumentSums:
+    """Sums of the losses (nats) and of the hits, and their number, of each document's targets: (documents,), float64.
+
+    Sets evaluated with the same `width`, the largest of their numbers of documents, share one compiled program.
+    """
+    sums = zero_sums((width or evaluation.documents,))
     batches = evaluation.batches(batch_size).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
     for batch in batches:
         sums = program.evaluate(params, sums, batch)
-    return {name: float(value) for name, value in jax.device_get(sums).items()}
+    return {name: np.asarray(value, np.float64)[: evaluation.documents] for name, value in sums.items()}
 
 
-def evaluation_row(task: Task, program: Program, params: Any, batch_size: int, every: bool) -> dict[str, float]:
-    """`valid/...` metrics, and with `every` those of the other held-out sets; `test@512` gives `test/...@512`."""
+def head_row(task: Task, program: Program, params: Any, batch_size: int) -> dict[str, float]:
+    """`heads/entropy/1.3` and so on: what head 3 of layer 1 does on the first batch of the validation set."""
+    found = program.head_statistics(params, task.evaluations()["valid"].batches(batch_size)[0])
+    return {
+        f"heads/{name}/{layer}.{head}": float(value)
+        for name, values in found.items()
+        for (layer, head), value in np.ndenumerate(np.asarray(values))
+    }
+
+
+def evaluation_row(
+    task: Task, program: Program, params: Any, batch_size: int, every: bool, limit: int | None = None
+) -> tuple[dict[str, float], dict[str, DocumentSums]]:
+    """(`valid/...` metrics, and with `every` those of the other held-out sets; the sums by document behind them).
+
+    `test@512` gives `test/...@512`; with a `limit` only so many examples of each set are scored.
+    """
     row: dict[str, float] = {}
-    for name, held_out in task.evaluations().items():
+    found: dict[str, DocumentSums] = {}
+    sets = task.evaluations()
+    width = max(held_out.documents for held_out in sets.values())
+    for name, held_out in sets.items():
         if name == "valid" or every:
-            sums = evaluate(program, params, held_out, batch_size)
+            scored = held_out.thinned(limit) if limit else held_out
+            found[name] = evaluate(program, params, scored, batch_size, width)
+            loss, hits, count = (float(found[name][part].sum()) for part in ("loss", "hits", "count"))
             split, at, length = name.partition("@")
-            values = task.metrics(sums["loss"] / sums["count"], sums["hits"] / sums["count"])
+            values = task.metrics(loss / count, hits / count)
             row |= {f"{split}/{metric}{at}{length}": value for metric, value in values.items()}
-    return row
+    return row, found

@@ -14,13 +14,20 @@ from mha_research.training.build import build_task
 from mha_research.training.checkpoint import Checkpoints
 from mha_research.training.clock import Clock
 from mha_research.training.data import train_batches
-from mha_research.training.evaluate import evaluation_row
+from mha_research.training.evaluate import evaluation_row, head_row
 from mha_research.training.interrupt import Flag, Interrupted, interrupts
 from mha_research.training.log import Log
 from mha_research.training.profile import Profiler
 from mha_research.training.step import Program, build_program
 from mha_research.training.summary import finish, train_row
-from mha_research.training.workdir import Result, check_config, claim, read_result, record_start
+from mha_research.training.workdir import (
+    Result,
+    check_config,
+    claim,
+    read_result,
+    record_start,
+    write_document_sums,
+)
 
 _POSITIVE = (
     "steps",
@@ -28,6 +35,7 @@ _POSITIVE = (
     "accumulate",
     "log_every",
     "eval_every",
+    "eval_limit",
     "checkpoint_every",
     "keep_last",
     "max_skipped",
@@ -67,7 +75,7 @@ def check(config: ConfigDict) -> ConfigDict:
     config = validate(config)
     options = config.train
     for name in _POSITIVE:
-        if options[name] < 1:
+        if options[name] is not None and options[name] < 1:
             raise ConfigError(f"train.{name} must be 1 or more, got {options[name]}")
     if options.batch_size % options.accumulate:
         raise ConfigError(
@@ -111,6 +119,7 @@ class Loop:
     ) -> None:
         self.config, self.task, self.program = config, task, program
         self.checkpoints, self.log, self.flag = checkpoints, log, flag
+        self.workdir = workdir
         self.profiler = Profiler(workdir / "profile", config.run.profile_steps)
 
     def run(self, state: Any, start: int) -> str:
@@ -165,8 +174,14 @@ class Loop:
 
     def _evaluate(self, step: int, every: bool) -> dict[str, float]:
         batch_size = self.config.train.eval_batch_size or self.config.train.batch_size
-        row = evaluation_row(self.task, self.program, self.state["params"], batch_size, every)
+        row, sums = evaluation_row(
+            self.task, self.program, self.state["params"], batch_size, every, self.config.train.eval_limit
+        )
+        if self.config.run.head_statistics:
+            row |= head_row(self.task, self.program, self.state["params"], batch_size)
         self.log.row(step, row)
+        if every:
+            write_document_sums(self.workdir, sums)
         return row
 
     def _save(self, step: int, measured: dict[str, float] | None) -> None:

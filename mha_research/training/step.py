@@ -12,6 +12,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mha_research.config import ConfigError, default_config, flat, from_json, from_values, to_json
+from mha_research.models.decoder import HEAD_STATISTICS
 from mha_research.tasks import TaskSpec
 from mha_research.training.build import build_model
 from mha_research.training.optimizer import build_optimizer, build_schedule
@@ -21,24 +22,27 @@ State = dict[str, Any]
 Sums = dict[str, jax.Array]
 
 
-def token_sums(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> Sums:
-    """Sums over the real tokens of -log softmax(logits)[target] (nats) and of hits, and their number; all float32
-    scalars.
+def token_values(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> Sums:
+    """-log softmax(logits)[target] (nats), hits, and ones, (B, L) float32: zero where the mask is false.
 
-    logits (B, L, vocabulary), targets and mask (B, L). What stands at masked tokens, NaN included, has no part in the
-    sums.
+    logits (B, L, vocabulary), targets and mask (B, L). What stands at masked tokens, NaN included, has no part in them.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets)
     hits = jnp.argmax(logits, axis=-1) == targets
     return {
-        "loss": jnp.sum(jnp.where(mask, losses, 0.0)),
-        "hits": jnp.sum(mask & hits, dtype=jnp.float32),
-        "count": jnp.sum(mask, dtype=jnp.float32),
+        "loss": jnp.where(mask, losses, 0.0),
+        "hits": (mask & hits).astype(jnp.float32),
+        "count": mask.astype(jnp.float32),
     }
 
 
-def zero_sums() -> Sums:
-    return {name: jnp.zeros((), jnp.float32) for name in ("loss", "hits", "count")}
+def token_sums(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> Sums:
+    """The sums of `token_values` over all tokens, scalars."""
+    return jax.tree.map(jnp.sum, token_values(logits, targets, mask))
+
+
+def zero_sums(shape: tuple[int, ...] = ()) -> Sums:
+    return {name: jnp.zeros(shape, jnp.float32) for name in ("loss", "hits", "count")}
 
 
 def accumulate(loss_and_grad: Any, params: Any, batch: Batch, parts: int) -> tuple[Sums, Any]:
@@ -73,7 +77,8 @@ class Program:
 
     init: Any  # seed -> state
     update: Any  # (state, batch) -> (state, metrics); the state that goes in is given up
-    evaluate: Any  # (params, sums, batch) -> sums
+    evaluate: Any  # (params, sums, batch) -> sums, (documents,) each
+    head_statistics: Any  # (params, batch) -> {name: (layers, H)}, means over the real tokens
     graphdef: Any
     parameters: int
     forward_flops: int
@@ -151,12 +156,24 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
         }
 
     def evaluate(params: Any, sums: Sums, batch: Batch) -> Sums:
-        return jax.tree.map(jnp.add, sums, token_sums(forward(params, batch), batch["targets"], batch["mask"]))
+        values = token_values(forward(params, batch), batch["targets"], batch["mask"])
+        document = batch.get("document", jnp.zeros_like(batch["targets"]))
+        return {name: sums[name].at[document].add(value) for name, value in values.items()}
+
+    def head_statistics(params: Any, batch: Batch) -> dict[str, jax.Array]:
+        model = nnx.merge(graphdef, params)
+        layers = model.head_statistics(**{name: batch[name] for name in model.inputs if name in batch})
+        weight = (batch["mask"] / jnp.maximum(jnp.sum(batch["mask"]), 1))[:, None, :]
+        return {
+            name: jnp.stack([jnp.sum(getattr(layer, name) * weight, (0, 2)) for layer in layers])
+            for name in HEAD_STATISTICS
+        }
 
     return Program(
         init=jax.jit(init),
         update=jax.jit(update, donate_argnums=0),
         evaluate=jax.jit(evaluate),
+        head_statistics=jax.jit(head_statistics),
         graphdef=graphdef,
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params)),
         forward_flops=abstract.forward_flops(spec.length),

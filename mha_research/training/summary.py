@@ -53,7 +53,7 @@ def finish(
     result = Result(
         status="diverged" if diverged else "finished",
         step=step,
-        metrics={name: value for name, value in last.items() if not name.startswith("time/")},
+        metrics={name: value for name, value in last.items() if not name.startswith(("time/", "heads/"))},
         parameters=program.parameters,
         flops_per_step=flops_per_step(config, program),
         tokens_per_step=config.train.batch_size * task.spec.length,

@@ -6,6 +6,7 @@ metrics.jsonl        one row a log point; tensorboard/ the same as events
 checkpoints/STEP/    state, config and metrics of a step
 baselines.json       nats per target of simple predictors on the held-out sets
 sample.txt           generated text, where asked for
+documents.json       held-out set -> loss, hits and count at the last step, each summed over every document's targets
 result.json          written last: the run is over
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from mha_research.config import ConfigError, differences, from_json, provenance, to_json
@@ -88,6 +90,12 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
     if changed:
         shown = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
         raise WorkdirError(f"{workdir} holds a run with another config: {shown}; choose another directory")
+
+
+def write_document_sums(workdir: Path, sums: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Writes documents.json."""
+    plain = {split: {name: values.tolist() for name, values in parts.items()} for split, parts in sums.items()}
+    write_atomically(workdir / "documents.json", json.dumps(plain) + "\n")
 
 
 def record_start(workdir: Path, overrides: Mapping[str, Any]) -> None:

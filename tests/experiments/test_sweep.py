@@ -30,6 +30,9 @@ def test_plan_and_runs(finished):
     assert "h1" in out
     assert "every arm has the same parameters" in out
     assert "6 runs to do" in out
+    # Cohen: one-sided t at 5 %, 3 values, 80 % power needs 2.30.
+    assert "with 3 seeds, 80 % power needs an effect of 2.30 standard deviations" in out
+    assert "expect inconclusive verdicts" in out
     assert len(results(workdir)) == 6
     assert "6 of 6 done" in out
     assert "finished 8 steps" in (workdir / "logs/h1/seed0.log").read_text()

@@ -82,7 +82,8 @@ def make_run(workdir: Path, run: PlannedRun, config) -> None:
     for step in range(10, STEPS + 1, 10):
         loss = last + 1.5 * math.exp(-step / 15)
         rows.append({"step": step, "train/loss": loss, "time/seconds": step * 0.1 + 1, "time/steps_per_second": 10.0})
-        rows.append({"step": step, "valid/nats_per_char": loss})
+        heads = {f"heads/entropy/0.{head}": loss + 0.1 * head for head in range(int(run.arm[1:]))}
+        rows.append({"step": step, "valid/nats_per_char": loss, **heads})
     rows[-1][METRIC] = last
     result = {
         "status": "finished",

@@ -72,7 +72,7 @@ def test_the_page_holds_what_it_must(page):
 
 def test_every_figure_is_sound_svg(page):
     figures = re.findall(r"<svg .*?</svg>", page.read_text(), flags=re.S)
-    assert len(figures) == 6 + 2 + 1  # contrasts, effect and cost, tuning
+    assert len(figures) == 6 + 2 + 1 + 1  # contrasts, effect and cost, heads, tuning
     for figure in figures:
         root = ElementTree.fromstring(figure)
         assert root.get("aria-label")
@@ -93,6 +93,10 @@ def test_figures_draw_the_data(workdir):
     last = [line.get_xdata()[-1] for line in (ax.lines[3] for ax in cost.axes[:3])]
     np.testing.assert_allclose(last, [60, 7, 60e9])
     assert isinstance(plots.plot_tuning(runs), Figure)
+    heads = plots.plot_heads(runs).axes[0]
+    last = [run.curve("valid/nats_per_char")["value"] for run in runs.main() if run.arm == "h8"]
+    eight = [value.iloc[-1] for value in last if len(value)]
+    assert heads.lines[3].get_ydata()[-1] == pytest.approx(np.mean(eight) + 0.1 * 3.5)
 
 
 def test_a_sweep_with_nothing_in_it_yet_still_has_a_page(tmp_path):
@@ -136,7 +140,7 @@ def test_in_a_real_browser(page, tmp_path, width, dark):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert ":CONSOLE" not in done.stderr
     seen = json.loads(re.search(r"data-seen=\"([^\"]*)\"", done.stdout)[1].replace("&quot;", '"'))
-    assert seen["figures"] == 9
+    assert seen["figures"] == 10
     assert seen["smallest"] > 20_000
     assert seen["rows"] > 20
     assert seen["wide"] <= seen["window"] == width  # tables scroll by themselves, the page never sideways

@@ -60,6 +60,33 @@ def test_no_output_depends_on_a_later_token(options: dict[str, Any], tokens: jax
     assert (difference[at:] > 0).all()
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _looked_at(graphdef: Any, state: Any, *args: Any) -> tuple[list[jax.Array], list[Any]]:
+    model = nnx.merge(graphdef, state)
+    return model.attention_weights(*args), model.head_statistics(*args)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_head_statistics_are_those_of_the_probabilities(placement: str, tokens: jax.Array) -> None:
+    model = make(Rotary(), norm_placement=placement, num_layers=2)
+    segments = jnp.broadcast_to(jnp.where(jnp.arange(LENGTH) < 3, 1, 2), tokens.shape)
+    weights, statistics = _looked_at(*nnx.split(model), tokens, None, segments)
+    query, key = np.indices((LENGTH, LENGTH))
+    for layer, found in zip(weights, statistics, strict=True):
+        p = np.asarray(layer, np.float64)
+        logarithm = np.log(p, out=np.zeros_like(p), where=p > 0)
+        expected = {
+            "entropy": -(p * logarithm).sum(-1),
+            "max_probability": p.max(-1),
+            "distance": (p * abs(query - key)).sum(-1),
+            "sink_mass": p[..., 0],
+            "previous_mass": (p * (query == key + 1)).sum(-1),
+        }
+        assert found.entropy.shape == (2, 3, LENGTH)
+        for name, value in expected.items():
+            np.testing.assert_allclose(getattr(found, name), value, atol=2e-6, err_msg=name)
+
+
 @pytest.mark.parametrize("kind,position", [("none", Rotary()), ("sinusoidal", Alibi()), ("learned", None)])
 def test_packed_documents_are_as_if_alone(kind: str, position: Any, tokens: jax.Array) -> None:
     model = make(position, position=kind)

@@ -50,14 +50,26 @@ def test_every_held_out_character_is_a_target_exactly_once(
 ) -> None:
     task = CharLM(length, files, context=context)
     for split in ("valid", "test"):
-        counted = []
+        counted, documents = [], []
         for batch in task.evaluations()[split].batches(batch_size):
             assert batch["tokens"].shape == (batch_size, length)
             counted.append(batch["targets"][batch["mask"]])
+            documents.append(batch["document"][batch["mask"]])
         text = getattr(task.corpus, split)
         np.testing.assert_array_equal(
             np.concatenate(counted), np.concatenate([task.vocabulary.encode(t) for t in text])
         )
+        assert task.evaluations()[split].documents == len(text)
+        np.testing.assert_array_equal(np.concatenate(documents), np.repeat(np.arange(len(text)), list(map(len, text))))
+
+
+def test_a_thinned_set_is_evenly_spaced(files: str) -> None:
+    whole = CharLM(5, files).evaluations()["test"]
+    assert whole.size > 7
+    thin = whole.thinned(3)
+    expected = [whole.example(i * whole.size // 3)["tokens"] for i in range(3)]
+    np.testing.assert_array_equal(thin.batches(3)[0]["tokens"], expected)
+    assert whole.thinned(whole.size) is whole
 
 
 def test_counted_targets_have_their_context(files: str) -> None:

@@ -15,6 +15,7 @@ from mha_research.config import ConfigError, default_config, override
 from mha_research.tasks import TaskSpec
 from mha_research.training import train
 from mha_research.training.build import build_task
+from mha_research.training.evaluate import head_row
 from mha_research.training.optimizer import build_optimizer, build_schedule, decayed
 from mha_research.training.step import accumulate, build_program, token_sums, zero_sums
 
@@ -68,6 +69,38 @@ def test_token_sums_by_hand() -> None:
     assert float(sums["loss"]) == pytest.approx(math.log(4) - math.log(0.8), abs=1e-6)
     assert (float(sums["hits"]), float(sums["count"])) == (1.0, 2.0)
     assert zero_sums().keys() == sums.keys()
+
+
+def test_evaluation_sums_by_document(tiny: ConfigDict) -> None:
+    program = build_program(tiny, TaskSpec("language_model", 5, 6))
+    params = program.init(3)["params"]
+    rng = np.random.default_rng(7)
+    batch = {"tokens": rng.integers(5, size=(4, 6)), "targets": rng.integers(5, size=(4, 6))}
+    mask, document = rng.random((4, 6)) < 0.7, rng.integers(3, size=(4, 6))
+    together = program.evaluate(params, zero_sums((3,)), batch | {"mask": mask, "document": document})
+    for number in range(3):
+        alone = program.evaluate(params, zero_sums((1,)), batch | {"mask": mask & (document == number)})
+        for name, value in alone.items():
+            assert float(together[name][number]) == pytest.approx(float(value[0]), rel=1e-6)
+    twice = program.evaluate(params, together, batch | {"mask": mask, "document": document})
+    np.testing.assert_allclose(twice["loss"], 2 * together["loss"], rtol=1e-6)
+
+
+def test_rows_of_heads_are_means_over_real_tokens(tiny: ConfigDict, tmp_path: pathlib.Path) -> None:
+    task = build_task(tiny)
+    program = build_program(tiny, task.spec)
+    params = program.init(3)["params"]
+    row = head_row(task, program, params, 5)
+    assert len(row) == 5 * 2  # statistics, heads
+    batch = task.evaluations()["valid"].batches(5)[0]
+    found = program.model(params).head_statistics(jnp.asarray(batch["tokens"]))[0].entropy
+    real = np.asarray(found)[:, 1][np.asarray(batch["mask"])]
+    assert 0 < real.size < batch["mask"].size
+    assert row["heads/entropy/0.1"] == pytest.approx(real.mean(), rel=1e-5)
+    result = train(override(tiny, {"run.head_statistics": True}), tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "heads/distance/0.0" in row] == [4, 8, 12]
+    assert not any(name.startswith("heads/") for name in result.metrics)
 
 
 def test_only_kernels_are_decayed_whatever_their_rank() -> None:

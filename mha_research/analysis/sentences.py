@@ -1,0 +1,71 @@
+"""The numbers of a verdict as sentences, for the report page and for the command line."""
+
+import math
+
+import pandas as pd
+
+from mha_research.analysis.beside import bca_interval, bca_label, page_trend_p, pairing_correlation, wilcoxon_p
+from mha_research.analysis.by_document import document_interval
+from mha_research.analysis.claims import Claim
+from mha_research.analysis.comparison import values
+from mha_research.analysis.page import number
+from mha_research.analysis.power import detectable, seeds_needed
+from mha_research.analysis.runs import Runs
+from mha_research.analysis.verdict import ALPHA, MIN_SEEDS, Verdict
+
+
+def contrast_of(claim: Claim) -> str:
+    """`h1 − h8`, `1.5 h1 + 0.5 h2 − 2 h4`."""
+    terms = (f"{'+' if c > 0 else '−'} {'' if abs(c) == 1 else f'{abs(c):.3g} '}{a}" for a, c in claim.contrast.items())
+    return " ".join(terms).removeprefix("+ ")
+
+
+def power_of(verdict: Verdict, claim: Claim, family: int) -> str:
+    """What this many seeds could have seen, and how many the effect that was found would need; "" where nobody can say.
+
+    `family` is the number of contrasts of the sweep, by which Holm's first step divides.
+    """
+    d = [x for x in verdict.values if math.isfinite(x)]
+    sd = pd.Series(d, dtype=float).std()
+    if len(d) < MIN_SEEDS or not sd > 0:
+        return ""
+    alpha = ALPHA / family
+    least = number(detectable(len(d), claim.kind, alpha) * sd, 3)
+    if claim.kind == "greater":
+        size = abs(verdict.mean - claim.margin)
+        text = f"with {len(d)} seeds, 80 % power needs an effect of {least} beyond the margin"
+        found = "an effect of the size found"
+    else:
+        size = claim.margin
+        text = f"with {len(d)} seeds, 80 % power needs a margin of {least}"
+        found = "a claim of no effect with this margin"
+    if verdict.word != "inconclusive":
+        return text
+    needed = seeds_needed(size / sd, claim.kind, alpha)
+    settle = f"about {needed} seeds would settle {found}" if needed else "no feasible number of seeds would settle it"
+    return f"{text}; {settle}"
+
+
+def beside(verdict: Verdict, claim: Claim, runs: Runs) -> list[str]:
+    """What is shown and never decides."""
+    table = values(runs, claim.metric)
+    d = [x for x in verdict.values if math.isfinite(x)]
+    parts = [f"p {number(verdict.p_sup, 3)} for and {number(verdict.p_con, 3)} against, before Holm's adjustment"]
+    if len(d) >= MIN_SEEDS:
+        low, high = bca_interval(d)
+        if claim.kind == "greater":
+            parts.append(f"Wilcoxon p {number(wilcoxon_p(d, claim.margin), 3)}")
+        parts.append(f"{bca_label(len(d))} [{number(low)}, {number(high)}]")
+    arms = [arm for arm in claim.contrast if arm in table]
+    both = table[arms].dropna()
+    if len(arms) == 2:
+        r = number(pairing_correlation(both[arms[0]], both[arms[1]]), 2)
+        parts.append(f"pairing: the arms correlate {r} over seeds")
+    ordered = sorted(arms, key=lambda arm: claim.contrast[arm])
+    if len(ordered) > 2 and len(both) >= 2:
+        parts.append(f"Page's trend p {number(page_trend_p(both[ordered].to_numpy()), 3)}")
+    if by_document := document_interval(runs, claim):
+        low, high, documents = by_document
+        interval = f"[{number(low)}, {number(high)}]"
+        parts.append(f"other text, these seeds: 95 % BCa bootstrap over {documents} documents {interval}")
+    return parts

@@ -1,0 +1,41 @@
+"""The sentences beside a verdict: what they say is computed elsewhere, so here only that they say the right thing."""
+
+import pytest
+
+from mha_research.analysis.claims import Claim
+from mha_research.analysis.sentences import contrast_of, power_of
+from mha_research.analysis.verdict import Verdict
+
+
+def claim(kind="greater", margin=0.0):
+    return Claim(text="?", metric="y", contrast={"a": 1, "b": 0.5, "c": -1.5}, kind=kind, margin=margin)
+
+
+def test_contrast():
+    assert contrast_of(claim()) == "a + 0.5 b − 1.5 c"
+
+
+def test_power_of_a_difference():
+    # Cohen's tables: one-sided t at 5 %, 3 values, 80 % power needs d = 2.30; d = 0.5 needs 27 values. sd is 1.
+    verdict = Verdict(claim(), "inconclusive", "", (-0.5, 0.5, 1.5))
+    assert power_of(verdict, verdict.claim, 1) == (
+        "with 3 seeds, 80 % power needs an effect of 2.3 beyond the margin; "
+        "about 27 seeds would settle an effect of the size found"
+    )
+    decided = Verdict(claim(), "supported", "", (0.5, 1.5, 2.5))
+    assert power_of(decided, decided.claim, 1) == "with 3 seeds, 80 % power needs an effect of 2.3 beyond the margin"
+
+
+def test_power_of_no_difference():
+    # TOST at 8 values needs a margin of 1.15 sd: see evidence in the table of docs/statistics.md.
+    values = (1.0, 2.0, 3.0, -1.0, -2.0, -3.0, 0.0, 0.0)
+    verdict = Verdict(claim("within", 2.3), "inconclusive", "", values)
+    sentence = power_of(verdict, verdict.claim, 1)
+    assert "needs a margin of 2.31" in sentence  # 1.153 times the sd of 2
+    assert "about 9 seeds would settle a claim of no effect with this margin" in sentence
+
+
+@pytest.mark.parametrize("values", [(0.1, 0.2), (1.0, 1.0, 1.0), (float("nan"),) * 3])
+def test_nothing_is_said_without_a_spread(values):
+    verdict = Verdict(claim(), "inconclusive", "", values)
+    assert power_of(verdict, verdict.claim, 1) == ""
