@@ -119,13 +119,15 @@ def softmax_update(state: Softmax, scores: jax.Array, at: Tile) -> tuple[Softmax
     decay = jnp.exp(state.maximum - shift)
     total = state.total * decay + weights.sum(axis=-1, keepdims=True)
     moments = {}
+    some = weights > 0
     for name, moment in state.moments.items():
         if name == "entropy":  # sum of e (s - m): moving m moves each earlier term by (m_old - m_new)
             drop = jnp.where(state.total > 0, state.maximum - shift, 0)
             moment = moment + drop * state.total
-            terms = weights * jnp.where(weights > 0, scores - shift, 0)
+            number = jnp.where(some, scores - shift, 0)
         else:
-            terms = weights * moment_weight(name, at).astype(weights.dtype)
+            number = moment_weight(name, at).astype(weights.dtype)
+        terms = jnp.where(some, weights * number, 0)  # the select is for XLA's CPU, which sums bare products slowly
         moments[name] = moment * decay + terms.sum(axis=-1, keepdims=True)
     return Softmax(largest, total, moments), weights, decay
 
