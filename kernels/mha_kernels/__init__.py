@@ -21,6 +21,8 @@ from mha_kernels.choice import Plan
 from mha_kernels.dropout import Dropout
 from mha_kernels.masks import CausalMask, DenseMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
 from mha_kernels.operands import axes
+from mha_kernels.pallas_gpu import PallasGPU
+from mha_kernels.pallas_tpu import PallasTPU
 from mha_kernels.sharding import sharded
 from mha_kernels.swap import dot_product_attention
 
@@ -39,6 +41,8 @@ __all__ = [
     "KeyPaddingMask",
     "Mask",
     "Origin",
+    "PallasGPU",
+    "PallasTPU",
     "Plan",
     "RelativeBias",
     "SegmentMask",

@@ -49,9 +49,9 @@ def attention(
         dropout: `Dropout(rate, key)`, applied to the normalised probabilities.
         origin: where these arrays lie in a larger whole; see `Origin`.
         precision: of the matrix products, as in `jax.lax.dot_general`.
-        implementation: "auto", "reference", "blockwise", "xla", "cudnn", or an object with tile sizes, e.g.
-            `Blockwise(query_tile=512, key_tile=256)`. "reference" has every transform; the others have grad, vmap, and
-            ("blockwise") jvp of grad.
+        implementation: "auto", "reference", "blockwise", "pallas_tpu", "pallas_gpu", "xla", "cudnn", or an object with
+            tile sizes, e.g. `Blockwise(query_tile=512, key_tile=256)`. "reference" has every transform; the others have
+            grad, vmap, and ("blockwise") jvp of grad.
 
     A query that no key allows gives zeros and passes no gradient. What lies at keys that no query may attend, NaN
     included, reaches no output and no gradient.

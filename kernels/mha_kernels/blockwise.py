@@ -18,6 +18,7 @@ from jax import lax
 
 from mha_kernels import tile
 from mha_kernels.algebra import Algebra, accumulation_dtype, partition
+from mha_kernels.driver import Backward
 from mha_kernels.operands import Tile
 from mha_kernels.relative import by_distance
 from mha_kernels.tiling import Grid, Programs, choose, loop
@@ -51,7 +52,7 @@ class Blockwise:
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `transforms.Driver`."""
+        """See `driver.Driver`."""
         grid = choose(self, query, key, algebra.mask)
         dtype = accumulation_dtype(query, key, value)
         arrays = _by_head(grid, query, key, value)
@@ -69,20 +70,9 @@ class Blockwise:
         rows = {name: grid.unfold(row, grid.length_q) for name, row in rows.items()}
         return grid.unfold(output, grid.length_q).swapaxes(1, 2), rows
 
-    def backward(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        algebra: Algebra,
-        lse: jax.Array,
-        correction: jax.Array,
-        output_cotangent: jax.Array,
-        cotangents: dict[str, jax.Array],
-        wanted: tuple[bool, ...],
-        precision: Any,
-    ) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """See `transforms.Driver`."""
+    def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+        """See `driver.Driver`."""
+        query, key, value, algebra, wanted = task.query, task.key, task.value, task.algebra, task.wanted
         grid = choose(self, query, key, algebra.mask)
         dtype = accumulation_dtype(query, key, value)
         arrays = _by_head(grid, query, key, value)
@@ -91,10 +81,10 @@ class Blockwise:
         algebra = grid.pad_algebra(algebra)
         # Padded rows of lse are +inf: their probabilities are exactly zero.
         rows = (
-            grid.fold(output_cotangent.swapaxes(1, 2), grid.padded[0]),
-            grid.fold(lse, grid.padded[0], jnp.inf),
-            grid.fold(correction, grid.padded[0]),
-            {name: grid.fold(cotangent, grid.padded[0]) for name, cotangent in cotangents.items()},
+            grid.fold(task.output_cotangent.swapaxes(1, 2), grid.padded[0]),
+            grid.fold(task.lse, grid.padded[0], jnp.inf),
+            grid.fold(task.correction, grid.padded[0]),
+            {name: grid.fold(cotangent, grid.padded[0]) for name, cotangent in task.cotangents.items()},
         )
         zeros = (
             [grid.full(array.shape, 0, dtype) for array in arrays],
@@ -102,7 +92,7 @@ class Blockwise:
         )
 
         def block(programs: Programs, gradients: Any) -> Any:
-            return _backward_block(grid, programs, arrays, rows, algebra, wanted, dtype, precision, gradients)
+            return _backward_block(grid, programs, arrays, rows, algebra, wanted, dtype, task.precision, gradients)
 
         found, of_leaves = grid.for_each_block(algebra, block, zeros)
         lengths = (grid.length_q, grid.length_k, grid.length_k)

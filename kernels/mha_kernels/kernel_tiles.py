@@ -57,7 +57,7 @@ def lookup(table: Any, index: jax.Array) -> jax.Array:
     return found + jnp.where(index == entry, rows - fixed, 0)
 
 
-def unsupported(algebra: Algebra, sizes: Sizes) -> str | None:
+def unsupported(algebra: Algebra) -> str | None:
     """Why no kernel can hold an operand of the algebra; None where it can."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(algebra):
         name = jax.tree_util.keystr(path).lstrip(".")

@@ -17,19 +17,27 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mha_kernels import kernel_tiles, tile
+from mha_kernels import kernel_tiles, tile, tuned
 from mha_kernels.algebra import Algebra, simplest
+from mha_kernels.driver import Backward
 from mha_kernels.kernel_tiles import Table, Visits, form
 from mha_kernels.operands import Tile
 from mha_kernels.sizes import Sizes
 
 LANES = 128
-VMEM_LIMIT = 64 * 2**20  # bytes a kernel may use of the 128 MiB (v5e, v5p, v6e): the default limit is a fraction of it
+# Bytes of vector memory of a core, by what the device calls itself (public figures); other chips decline.
+VMEM = {
+    **dict.fromkeys(("TPU v5 lite", "TPU v5e", "TPU v6 lite", "TPU v6e"), 128 * 2**20),
+    **dict.fromkeys(("TPU v5", "TPU v5p", "TPU7x"), 64 * 2**20),
+    "TPU v4": 16 * 2**20,
+}
+HOST = 64 * 2**20  # what interpreters are told to have
 
 
 @dataclasses.dataclass(frozen=True)
 class PallasTPU:
-    """Tile sizes of the TPU kernels, multiples of 128; shorter lengths take shorter tiles.
+    """Tile sizes of the TPU kernels, multiples of 128; None takes what `autotune` measured on this device, else the
+    rule. Shorter lengths take shorter tiles.
 
     interpret: False compiles for a TPU; True, or `pltpu.InterpretParams`, runs the kernels on the host instead.
 
@@ -37,31 +45,38 @@ class PallasTPU:
         ValueError: a tile size is not a positive multiple of 128.
     """
 
-    query_tile: int = 512
-    key_tile: int = 512
+    query_tile: int | None = None
+    key_tile: int | None = None
     interpret: Any = False
 
     def __post_init__(self) -> None:
         for name in ("query_tile", "key_tile"):
             size = getattr(self, name)
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1 or size % LANES:
+            if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1 or size % LANES):
                 raise ValueError(f"PallasTPU {name} is {size!r}; expected a positive multiple of {LANES}")
+
+    def settled(self, query: Any) -> "PallasTPU":
+        """This with every size set. The rule: 512, and 256 on chips where a dozen tiles of scores would not fit."""
+        size = 512 if vmem() > 16 * 2**20 else 256
+        return tuned.settle(self, {"query_tile": size, "key_tile": size}, query)
 
     def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
         """Why these kernels cannot do the job; None where they can."""
         if not self.interpret and jax.default_backend() != "tpu":
             return f"pallas_tpu needs a TPU; the default backend is {jax.default_backend()}"
+        if not self.interpret and tuned.device_kind() not in VMEM:
+            return f"pallas_tpu knows {', '.join(VMEM)}; the device is {tuned.device_kind()}"
         for name, array in (("query", query), ("key", key), ("value", value)):
-            if array.dtype not in (jnp.bfloat16, jnp.float32):
-                return f"pallas_tpu multiplies bfloat16 and float32; {name} is {array.dtype}"
-        return kernel_tiles.unsupported(algebra, self.sizes(query, key))
+            if array.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+                return f"pallas_tpu multiplies bfloat16, float16 and float32; {name} is {array.dtype}"
+        return kernel_tiles.unsupported(algebra)
 
     def sizes(self, query: Any, key: Any) -> Sizes:
         (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
-        tiles = (
-            min(tile, -(-n // LANES) * LANES) for tile, n in ((self.query_tile, length_q), (self.key_tile, length_k))
-        )
-        return Sizes(batch, heads, groups, length_q, length_k, *tiles)
+        settled: Any = self.settled(query)  # no size is None any more
+        query_tile = min(settled.query_tile, -(-length_q // LANES) * LANES)
+        key_tile = min(settled.key_tile, -(-length_k // LANES) * LANES)
+        return Sizes(batch, heads, groups, length_q, length_k, query_tile, key_tile)
 
     def tiles(self, query: Any, key: Any, algebra: Algebra) -> dict[str, int]:
         """The tile sizes it would take for these arrays."""
@@ -71,9 +86,10 @@ class PallasTPU:
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `transforms.Driver`."""
-        sizes = self.sizes(query, key)
+        """See `driver.Driver`."""
+        sizes, dtype = self.sizes(query, key), query.dtype
         length_q, length_k = sizes.padded
+        query, key, value, algebra = widened((query, key, value, algebra))
         arrays = kernel_tiles.clean(query, key, value, algebra, sizes)
         q, k, v = (sizes.head_first(x, n) for x, n in zip(arrays, (length_q, length_k, length_k), strict=True))
         algebra = sizes.pad_algebra(algebra)
@@ -110,13 +126,23 @@ class PallasTPU:
             name="attention_forward",
         )(seen.first, seen.steps, q, k, v, operands.arrays, seen.kinds)
         rows_of = {name: row.swapaxes(2, 3)[:, :, : sizes.length_q] for name, row in found.items()}
-        return output[:, :, : sizes.length_q].swapaxes(1, 2), rows_of
+        return output[:, :, : sizes.length_q].swapaxes(1, 2).astype(dtype), rows_of
 
-    def backward(self, *arguments: Any) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """See `transforms.Driver`."""
+    def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+        """See `driver.Driver`."""
         from mha_kernels import pallas_tpu_backward
 
-        return pallas_tpu_backward.backward(self, *arguments)
+        return pallas_tpu_backward.backward(self, task)
+
+
+def vmem() -> int:
+    """Bytes of vector memory of a core of the device that is compiled for."""
+    return VMEM.get(tuned.device_kind(), HOST)
+
+
+def widened(arrays: Any) -> Any:
+    """float16 as float32, which holds it exactly: the compiler for kernels does not know float16."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.float16 else leaf, arrays)
 
 
 def shaped(shape: tuple[int, ...], dtype: Any, like: Any) -> jax.ShapeDtypeStruct:
@@ -127,7 +153,8 @@ def shaped(shape: tuple[int, ...], dtype: Any, like: Any) -> jax.ShapeDtypeStruc
 def compiler_params(parallel: int, axes: int) -> Any:
     """The first `parallel` axes of the grid may be shared among cores; the others run in order."""
     semantics: Any = ("parallel",) * parallel + ("arbitrary",) * (axes - parallel)
-    return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=VMEM_LIMIT)
+    # The default limit is a fraction of what there is; some is left to the compiler.
+    return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=vmem() * 3 // 4)
 
 
 def dot(precision: Any) -> Callable[..., jax.Array]:

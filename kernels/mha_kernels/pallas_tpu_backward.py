@@ -20,10 +20,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from mha_kernels import kernel_tiles, tile
-from mha_kernels.algebra import Algebra, sum_to_leaf
+from mha_kernels.algebra import Algebra
+from mha_kernels.driver import Backward
 from mha_kernels.kernel_tiles import entry_gradient, is_table, tile_gradients
 from mha_kernels.operands import Tile
-from mha_kernels.pallas_tpu import LANES, Blocks, Operands, compiler_params, dot, shaped, to_column, to_row, visited
+from mha_kernels.pallas_tpu import (
+    LANES,
+    Blocks,
+    Operands,
+    compiler_params,
+    dot,
+    shaped,
+    to_column,
+    to_row,
+    visited,
+    widened,
+)
 from mha_kernels.sizes import Sizes, pad
 
 
@@ -41,43 +53,15 @@ class Inputs(NamedTuple):
     kinds: Any
 
 
-def backward(
-    driver: Any,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    algebra: Algebra,
-    lse: jax.Array,
-    correction: jax.Array,
-    output_cotangent: jax.Array,
-    cotangents: dict[str, jax.Array],
-    wanted: tuple[bool, ...],
-    precision: Any,
-) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-    """See `transforms.Driver`."""
-    sizes = driver.sizes(query, key)
-    length_q, length_k = sizes.padded
-    whole, algebra = algebra, sizes.pad_algebra(algebra)
-    arrays = kernel_tiles.clean(query, key, value, whole, sizes)
-    q, k, v = (sizes.head_first(x, n) for x, n in zip(arrays, (length_q, length_k, length_k), strict=True))
-
-    def row(rows: jax.Array, fill: float = 0) -> jax.Array:
-        return pad(rows.swapaxes(2, 3), {3: length_q}, fill)
-
+def backward(driver: Any, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+    """See `driver.Driver`."""
+    sizes = driver.sizes(task.query, task.key)
+    wide = task._replace(**widened({name: getattr(task, name) for name in ("query", "key", "value", "algebra")}))
+    algebra = sizes.pad_algebra(wide.algebra)
     operands = Operands(sizes, algebra)
     seen = kernel_tiles.visits(algebra, sizes, keys=True)
-    inputs = Inputs(
-        *(q, k, v, sizes.head_first(output_cotangent.astype(query.dtype), length_q)),
-        row(lse, jnp.inf),  # probabilities of padded rows are exactly zero
-        row(correction),
-        {name: row(cotangent) for name, cotangent in cotangents.items()},
-        operands.arrays,
-        seen.kinds,
-    )
-    # Sink and head gate act on rows, not on tiles: the caller finds theirs.
-    acts = [leaf is not whole.sink and leaf is not whole.head_gate for leaf in jax.tree.leaves(whole)]
-    chosen = [n for n, flag in enumerate(wanted) if flag and acts[n]]
-    call = _Call(driver.interpret, sizes, operands, inputs, dot(precision))
+    call = _Call(driver.interpret, sizes, operands, _inputs(wide, sizes, operands, seen), dot(task.precision))
+    chosen = task.on_tiles()
     dq, found = call.queries(seen, [n for n in chosen if operands.forms[n] in ("scalar", "table", "row")])
     columns = [n for n in chosen if operands.forms[n] == "column"]
     dk, dv, of_columns = call.keys(kernel_tiles.visits(algebra, sizes, keys=False), columns)
@@ -88,15 +72,30 @@ def backward(
     lengths = sizes.length_q, sizes.length_k, sizes.length_k
     dq, dk, dv = (
         gradient[:, :, :length].swapaxes(1, 2).astype(array.dtype)
-        for gradient, length, array in zip((dq, dk, dv), lengths, (query, key, value), strict=True)
+        for gradient, length, array in zip((dq, dk, dv), lengths, (task.query, task.key, task.value), strict=True)
     )
-    leaves = jax.tree.leaves(whole)
-    gradients = {
-        n: sum_to_leaf(found[n], leaves[n]) if n in found else jnp.zeros_like(leaves[n])
-        for n, flag in enumerate(wanted)
-        if flag
-    }
-    return dq, dk, dv, list(gradients.values())
+    return dq, dk, dv, task.to_leaves(found)
+
+
+def _inputs(task: Backward, sizes: Sizes, operands: Operands, seen: kernel_tiles.Visits) -> Inputs:
+    """The arrays of the task as the kernels read them."""
+    length_q, length_k = sizes.padded
+    arrays = kernel_tiles.clean(task.query, task.key, task.value, task.algebra, sizes)
+    arrays = (*arrays, task.output_cotangent.astype(task.query.dtype))
+    lengths = (length_q, length_k, length_k, length_q)
+
+    def row(rows: jax.Array, fill: float = 0) -> jax.Array:
+        return pad(rows.swapaxes(2, 3), {3: length_q}, fill)
+
+    query, key, value, cotangent = (sizes.head_first(x, length) for x, length in zip(arrays, lengths, strict=True))
+    return Inputs(
+        *(query, key, value, cotangent),
+        row(task.lse, jnp.inf),  # probabilities of padded rows are exactly zero
+        row(task.correction),
+        {name: row(cotangent) for name, cotangent in task.cotangents.items()},
+        operands.arrays,
+        seen.kinds,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,8 +77,8 @@ class Orientation(NamedTuple):
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """function(*arguments), where arguments and results are pytrees of `Value`."""
-        values, structure = jax.tree.flatten(arguments, is_leaf=_is_value)
-        values = [value if _is_value(value) else scalar(jnp.asarray(value)) for value in values]
+        values, structure = jax.tree.flatten(arguments, is_leaf=is_value)
+        values = [value if is_value(value) else scalar(jnp.asarray(value)) for value in values]
         results: list[Any] = []
 
         def flat(*leaves: Any) -> list[Any]:
@@ -196,5 +196,5 @@ def live(jaxpr: Any) -> list[Any]:
     return kept[::-1]
 
 
-def _is_value(leaf: Any) -> bool:
+def is_value(leaf: Any) -> bool:
     return isinstance(leaf, Value)

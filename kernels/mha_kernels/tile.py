@@ -210,6 +210,11 @@ def row_correction(
     return correction
 
 
+def sink_share(lse: jax.Array, algebra: Algebra) -> Any:
+    """The probability that the sink takes, per row; 0 without a sink."""
+    return 0 if algebra.sink is None else jnp.exp(algebra.sink.astype(lse.dtype) - lse)
+
+
 def score_gradient(
     probabilities: jax.Array,
     log_probabilities: jax.Array,

@@ -12,7 +12,7 @@ A driver knows how to visit tiles forward and backward. Here its two passes beco
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,39 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from mha_kernels import tile
 from mha_kernels.algebra import Algebra, HeadStatistics, accumulation_dtype, sum_to_leaf
-
-
-class Driver(Protocol):
-    """An implementation that visits tiles: a frozen dataclass of tile sizes with these two passes.
-
-    Leaves of `algebra` are aligned (b, h, q, k, ...) with b in {1, R}, R dividing B: example t uses row t * R // B.
-    """
-
-    def forward(
-        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Output (B, Q, H, V) in the query's type; rows (B, H, Q, 1) of "lse" and of the requested statistics."""
-        ...
-
-    def backward(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        algebra: Algebra,
-        lse: jax.Array,
-        correction: jax.Array,
-        output_cotangent: jax.Array,
-        cotangents: dict[str, jax.Array],
-        wanted: tuple[bool, ...],
-        precision: Any,
-    ) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """Gradients of query, key, value and of the leaves of `algebra` marked in `wanted`, in the shapes they have.
-
-        Sink and head gate act on rows, not on tiles: theirs may be left at zero, they are found by the caller.
-        output_cotangent (B, Q, H, V) is already gated; lse, correction and cotangents are rows (B, H, Q, 1).
-        """
-        ...
+from mha_kernels.driver import Backward, Driver
 
 
 class Static(NamedTuple):
@@ -217,12 +185,12 @@ def _gradients(static: Static, inputs: Any, results: Any, cotangents: Any) -> An
     output_product = (by_head * output.swapaxes(1, 2).astype(dtype)).sum(axis=-1, keepdims=True)
     lse = rows["lse"]
     attended = jnp.where(lse == -jnp.inf, 0, 1).astype(dtype)
-    sink_share = 0 if algebra.sink is None else jnp.exp(whole.sink.astype(dtype) - lse)
+    sink_share = tile.sink_share(lse, whole)
     correction = tile.row_correction(output_product, rows, row_cotangents, attended - sink_share)
     gated = tile.gated(by_head, whole).swapaxes(1, 2)
-    *gradients, floats = static.driver.backward(
-        query, key, value, algebra, lse, correction, gated, row_cotangents, static.floating, static.precision
-    )
+    wanted, precision = static.floating, static.precision
+    task = Backward(query, key, value, algebra, lse, correction, gated, row_cotangents, wanted, precision)
+    *gradients, floats = static.driver.backward(task)
     found = static.algebra(tuple(floats), others)
     if algebra.sink is not None:
         found = dataclasses.replace(found, sink=sum_to_leaf(-sink_share * correction, algebra.sink))

@@ -1,0 +1,62 @@
+"""What an implementation that visits tiles provides, so that `transforms` can make it differentiable."""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from mha_kernels.algebra import Algebra, sum_to_leaf
+
+
+class Backward(NamedTuple):
+    """The task of a backward pass: the operands of the forward pass, what it kept, and the cotangents.
+
+    output_cotangent (B, Q, H, V) is already gated. lse, correction and cotangents (those of statistics) are rows
+    (B, H, Q, 1). wanted: one flag a leaf of `algebra`, True where its gradient is asked for.
+    """
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    algebra: Algebra
+    lse: jax.Array
+    correction: jax.Array
+    output_cotangent: jax.Array
+    cotangents: dict[str, jax.Array]
+    wanted: tuple[bool, ...]
+    precision: Any
+
+    def on_tiles(self) -> list[int]:
+        """Numbers of the wanted leaves that act on tiles; sink and head gate act on rows, `transforms` does them."""
+        leaves = jax.tree.leaves(self.algebra)
+        on_rows = self.algebra.sink, self.algebra.head_gate
+        return [n for n, flag in enumerate(self.wanted) if flag and not any(leaves[n] is leaf for leaf in on_rows)]
+
+    def to_leaves(self, found: dict[int, jax.Array]) -> list[jax.Array]:
+        """Gradients of all wanted leaves, from those found for each (batch, head): zero where none was."""
+        leaves = jax.tree.leaves(self.algebra)
+        return [
+            sum_to_leaf(found[n], leaves[n]) if n in found else jnp.zeros_like(leaves[n])
+            for n, flag in enumerate(self.wanted)
+            if flag
+        ]
+
+
+class Driver(Protocol):
+    """An implementation that visits tiles: a frozen dataclass of tile sizes with these two passes.
+
+    Leaves of `algebra` are aligned (b, h, q, k, ...) with b in {1, R}, R dividing B: example t uses row t * R // B.
+    """
+
+    def forward(
+        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Output (B, Q, H, V) in the query's type; rows (B, H, Q, 1) of "lse" and of the requested statistics."""
+        ...
+
+    def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+        """Gradients of query, key, value and of the wanted leaves of the algebra, in the shapes they have.
+
+        Those of sink and head gate may be left at zero: the caller finds them.
+        """
+        ...
