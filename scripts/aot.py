@@ -1,14 +1,15 @@
-"""Compiles the kernels for real for named chips, on a machine that has none of them, and checks what the compilers
-report.
+"""Compiles the kernels for real for named chips, on a machine that has none of them, and checks what compilers report.
 
-    python scripts/aot.py                       every case, each in a process of its own; a table; exits 1 when one
-    fails python scripts/aot.py --chips h200 --cases plain,t5
+    python scripts/aot.py                       every case, each in a process of its own; exits 1 when one fails
+    python scripts/aot.py --quick               one forward and the hardest backward passes of each chip
+    python scripts/aot.py --chips h200 --cases plain,t5 --widths 64,128
 
 Needs the `aot` extra (jax with its CUDA plugin and libtpu, Python 3.12 or newer); scripts/aot makes that environment.
 A wrong architecture ends in a fatal error inside LLVM, not in an exception: hence the processes.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import re
 import subprocess
 import sys
 import time
+from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
@@ -23,6 +25,7 @@ CHIPS = ("h200", *TOPOLOGIES)
 PASSES = ("forward", "backward")
 LENGTHS = {"h200": (16384, 65536), "v5e": (32768, 131072), "v5p": (32768, 131072), "v6e": (32768, 131072)}
 SHARED_MEMORY = 227 * 1024  # bytes a block of an H200 may use
+BATCH, HEADS, GROUPS = 1, 4, 2
 
 # Public figures of the H200 SXM, the fields that XLA's compiler reads of a GPU it does not see.
 H200 = """
@@ -39,44 +42,84 @@ device_description_str: "NVIDIA H200"
 """
 
 
-def cases(length, batch=1, heads=4):
-    """Name to (keyword arguments of the algebra as functions of arrays, the arrays' shapes)."""
+class Case(NamedTuple):
+    """One line of the table: what is compiled, apart from its length."""
+
+    chip: str
+    name: str
+    which: str
+    width: int = 64
+    dtype: str = "bfloat16"
+
+    def lengths(self) -> tuple[int, ...]:
+        """Two lengths, one four times the other; one where the caller's own arrays have size Q x K."""
+        return (8192,) if self.name in DENSE else LENGTHS[self.chip]
+
+
+NAMES = (
+    *("plain", "causal", "window", "padding", "segments", "alibi", "t5", "softcap", "drophead", "dropout"),
+    *("statistics", "keybias", "densemask", "densebias", "fixedbias"),
+)
+DENSE = ("densemask", "densebias", "fixedbias")
+WIDTHS = {"h200": (128, 256), "v5e": (32, 128, 256), "v5p": (32, 128, 256), "v6e": (32, 128, 256)}
+OTHER_TYPE = {"h200": "float16", "v5e": "float32", "v5p": "float32", "v6e": "float32"}
+HARDEST = {
+    "h200": (("statistics", 64), ("t5", 64), ("densemask", 64), ("causal", 256)),
+    **dict.fromkeys(TOPOLOGIES, (("statistics", 64),)),
+}
+
+
+def table(chips: list[str]) -> list[Case]:
+    """Every feature at width 64, other widths and the other type for causal attention."""
+    found = []
+    for chip in chips:
+        found += [Case(chip, name, which) for name in NAMES for which in PASSES]
+        found += [Case(chip, "causal", which, width) for width in WIDTHS[chip] for which in PASSES]
+        found += [Case(chip, "causal", which, dtype=OTHER_TYPE[chip]) for which in PASSES]
+    return found
+
+
+def quick(chips: list[str]) -> list[Case]:
+    """What is compiled on every change."""
+    found = []
+    for chip in chips:
+        found += [Case(chip, "causal", "forward")]
+        found += [Case(chip, name, "backward", width) for name, width in HARDEST[chip]]
+    return found
+
+
+def arguments(name: str, length: int) -> tuple[Any, tuple[Any, ...]]:
+    """The keyword arguments of `attention` as a function of arrays, and the shapes and types of these."""
     import jax
     import jax.numpy as jnp
 
     import mha_kernels as mk
 
-    def shape(*sizes, dtype=jnp.float32):
+    def shape(*sizes: int, dtype: Any = jnp.float32) -> Any:
         return jax.ShapeDtypeStruct(sizes, dtype)
 
-    flags, whole, row = jnp.bool_, jnp.int32, (batch, length)
+    row = (BATCH, length)
     return {
         "plain": (lambda: {}, ()),
         "causal": (lambda: {"mask": mk.CausalMask()}, ()),
         "window": (lambda: {"mask": mk.WindowMask(1024, 0)}, ()),
-        "padding": (lambda keep: {"mask": mk.CausalMask() & mk.KeyPaddingMask(keep)}, (shape(*row, dtype=flags),)),
-        "segments": (lambda q, k: {"mask": mk.SegmentMask(q, k)}, (shape(*row, dtype=whole),) * 2),
-        "alibi": (lambda s: {"mask": mk.CausalMask(), "bias": mk.AlibiBias(s)}, (shape(heads),)),
-        "t5": (lambda t: {"mask": mk.CausalMask(), "bias": mk.T5Bias(t, bidirectional=False)}, (shape(heads, 32),)),
-        "softcap": (lambda s: {"softcap": 20.0, "sink": s, "mask": mk.CausalMask()}, (shape(heads),)),
-        "drophead": (lambda g: {"head_gate": g}, (shape(batch, heads),)),
+        "padding": (lambda keep: {"mask": mk.CausalMask() & mk.KeyPaddingMask(keep)}, (shape(*row, dtype=jnp.bool_),)),
+        "segments": (lambda q, k: {"mask": mk.SegmentMask(q, k)}, (shape(*row, dtype=jnp.int32),) * 2),
+        "alibi": (lambda s: {"mask": mk.CausalMask(), "bias": mk.AlibiBias(s)}, (shape(HEADS),)),
+        "t5": (lambda t: {"mask": mk.CausalMask(), "bias": mk.T5Bias(t, bidirectional=False)}, (shape(HEADS, 32),)),
+        "softcap": (lambda s: {"softcap": 20.0, "sink": s, "mask": mk.CausalMask()}, (shape(HEADS),)),
+        "drophead": (lambda g: {"head_gate": g}, (shape(BATCH, HEADS),)),
         "dropout": (lambda k: {"dropout": mk.Dropout(0.1, k)}, (shape(2, dtype=jnp.uint32),)),
         "statistics": (lambda: {"mask": mk.CausalMask()}, ()),
         "keybias": (lambda b: {"bias": b}, (shape(1, 1, 1, length),)),
-        "densemask": (lambda m: {"mask": m}, (shape(length, length, dtype=flags),)),
+        "densemask": (lambda m: {"mask": m}, (shape(length, length, dtype=jnp.bool_),)),
         "densebias": (lambda b: {"bias": b}, (shape(1, 1, length, length),)),
-    }
+        "fixedbias": (lambda b: {"bias": jax.lax.stop_gradient(b)}, (shape(1, 1, length, length),)),
+    }[name]
 
 
-DENSE = (
-    "densemask",
-    "densebias",
-)  # arrays of the caller's own of size Q x K: compiled short, not held to linear memory
-
-
-def compile_case(chip, name, which, length, width, dtype, tiles):
+def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, Any]:
     """Compiles one case and returns what the compiler says; runs in a process of its own."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -85,67 +128,75 @@ def compile_case(chip, name, which, length, width, dtype, tiles):
 
     import mha_kernels as mk
     from mha_kernels import checks, transforms
+    from mha_kernels.pallas_gpu import PallasGPU
+    from mha_kernels.pallas_tpu import PallasTPU
 
-    batch, heads, groups = 1, 4, 2
-    if chip == "h200":
-        from mha_kernels.pallas_gpu import PallasGPU as Driver
-
+    if case.chip == "h200":
         topology = topologies.get_topology_desc(platform="cuda", target_config=H200, topology="1x1x1")
     else:
-        from mha_kernels.pallas_tpu import PallasTPU as Driver
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[case.chip])
+    driver = PallasGPU(**sizes) if case.chip == "h200" else PallasTPU(**sizes)
+    build, extras = arguments(case.name, length)
+    statistics = mk.STATISTICS if case.name == "statistics" else ()
 
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[chip])
-    driver = Driver(**tiles)
-    build, extras = cases(length, batch, heads)[name]
-    statistics = mk.STATISTICS if name == "statistics" else ()
-
-    def forward(query, key, value, *extras):
-        algebra = checks.bundle(query, key, **build(*extras))
-        output, found = transforms.run(driver, query, key, value, algebra, statistics, None)
+    def forward(*arrays: Any) -> Any:
+        algebra = checks.bundle(*arrays[:2], **build(*arrays[3:]))
+        output, found = transforms.run(driver, *arrays[:3], algebra, statistics, None)
         return output, jax.tree.leaves(found)
 
-    def loss(arrays):
-        output, found = forward(*arrays)
-        return output.astype(jnp.float32).sum() + sum(x.sum() for x in found)
+    def gradient(*arrays: Any) -> Any:
+        def loss(*arrays: Any) -> Any:
+            output, found = forward(*arrays)
+            return output.astype(jnp.float32).sum() + sum(x.sum() for x in found)
 
-    def gradient(*arrays):
-        real = [jnp.issubdtype(array.dtype, jnp.floating) for array in arrays]
-        chosen = [array for array, flag in zip(arrays, real, strict=True) if flag]
-
-        def of(chosen):
-            rest = iter(chosen)
-            return loss([next(rest) if flag else array for array, flag in zip(arrays, real, strict=True)])
-
-        return jax.grad(of)(chosen)
+        real = [n for n, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.floating)]
+        return jax.grad(loss, argnums=real)(*arrays)
 
     mesh = Mesh(np.array(topology.devices[:1]), ("x",))
     everywhere = NamedSharding(mesh, PartitionSpec())
-
-    def placed(shape, dtype):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
-
-    shapes = [(batch, length, n, width) for n in (heads, groups, groups)]
-    arguments = [placed(shape, dtype) for shape in shapes] + [placed(extra.shape, extra.dtype) for extra in extras]
+    shapes = [jax.ShapeDtypeStruct((BATCH, length, n, case.width), case.dtype) for n in (HEADS, GROUPS, GROUPS)]
+    placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere) for x in (*shapes, *extras)]
     begin = time.perf_counter()
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        compiled = jax.jit(forward if which == "forward" else gradient).lower(*arguments).compile()
+        compiled = jax.jit(forward if case.which == "forward" else gradient).lower(*placed).compile()
+        seconds = time.perf_counter() - begin
+        algebra = checks.bundle(*shapes[:2], **build(*(jnp.ones(x.shape, x.dtype) for x in extras)))
+        moved = bytes_moved(driver, case.which, shapes, algebra)
     memory = compiled.memory_analysis()
-    cost = compiled.cost_analysis() or {}
     return {
-        "chip": chip,
-        "case": name,
-        "pass": which,
         "length": length,
-        "width": width,
-        "seconds": round(time.perf_counter() - begin, 1),
+        "seconds": round(seconds, 1),
         "temporary": memory.temp_size_in_bytes,
         "arguments": memory.argument_size_in_bytes,
         "output": memory.output_size_in_bytes,
-        "moved": cost.get("bytes accessed"),
+        "moved": moved,
     }
 
 
-def in_process(*arguments):
+def bytes_moved(driver: Any, which: str, shapes: list[Any], algebra: Any) -> int:
+    """What the walks bring and store, if no tile stays in a cache: kept rows once, other rows at every visit."""
+    from mha_kernels import kernel_tiles
+    from mha_kernels.mosaic import BLOCK
+    from mha_kernels.pallas_gpu import PallasGPU
+
+    query, key, value = shapes
+    on_gpu = isinstance(driver, PallasGPU)
+    sizes = driver.sizes(query, key, value, algebra) if on_gpu else driver.sizes(query, key)
+    width = (query.shape[-1] + value.shape[-1]) * query.dtype.itemsize
+
+    def walk(sizes: Any, keys: bool) -> int:
+        visits = int(kernel_tiles.visits(sizes.pad_algebra(algebra), sizes, keys).steps.sum())
+        kept = sizes.padded[0 if keys else 1] * sizes.batch * sizes.heads
+        return (2 * kept + visits * (sizes.key_tile if keys else sizes.query_tile)) * width
+
+    forward = walk(sizes, keys=True)
+    if which == "forward":
+        return forward
+    by_keys = dataclasses.replace(sizes, query_tile=64, key_tile=BLOCK) if on_gpu else sizes
+    return 2 * forward + walk(by_keys, keys=False)
+
+
+def in_process(case: Case, length: int, sizes: dict[str, int]) -> dict[str, Any]:
     """`compile_case` in a process of its own, with what ptxas printed."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
@@ -155,27 +206,26 @@ def in_process(*arguments):
         "TPU_SKIP_MDS_QUERY": "1",
         "PYTHONPATH": str(ROOT / "kernels"),
     }
-    command = [sys.executable, __file__, "--one", json.dumps(arguments)]
+    command = [sys.executable, __file__, "--one", json.dumps([case, length, sizes])]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     answers = [line for line in run.stdout.splitlines() if line.startswith("{")]
     if run.returncode or not answers:
         lines = [line for line in (run.stderr + run.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if "Error" in line or "error" in line or "E1" in line]
-        return {
-            "chip": arguments[0],
-            "case": arguments[1],
-            "pass": arguments[2],
-            "failed": (errors or lines or ["?"])[-1][:300],
-        }
+        return case._asdict() | {"length": length, "failed": (errors or lines or ["?"])[-1][:300]}
     report = run.stdout + run.stderr
-    return json.loads(answers[-1]) | {
-        "registers": max(map(int, re.findall(r"Used (\d+) registers", report)), default=None),
-        "spills": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", report))),
-        "smem": max(map(int, re.findall(r"smem_scratch_bytes=(\d+)", report)), default=None),
-    }
+    return (
+        case._asdict()
+        | json.loads(answers[-1])
+        | {
+            "registers": max(map(int, re.findall(r"Used (\d+) registers", report)), default=None),
+            "spills": sum(map(int, re.findall(r"stack frame, (\d+) bytes spill stores", report))),
+            "smem": max(map(int, re.findall(r"smem_scratch_bytes=(\d+)", report)), default=None),
+        }
+    )
 
 
-def faults(row, short):
+def faults(row: dict[str, Any], short: dict[str, Any] | None) -> str:
     """What is wrong with a compiled case; `short` is the same case at a quarter of the length."""
     if "failed" in row:
         return row["failed"]
@@ -184,7 +234,7 @@ def faults(row, short):
         found.append(f"spills {row['spills']} B")
     if row["smem"] and row["smem"] > SHARED_MEMORY:
         found.append(f"shared memory {row['smem']} B")
-    if short and row["case"] not in DENSE:
+    if short:
         # Short arrays may live in a TPU's vector memory, which is not counted: growth alone proves nothing there.
         if row["temporary"] > max(4.2 * short["temporary"] + 2**20, 4 * (row["arguments"] + row["output"])):
             found.append(f"temporary memory grows from {short['temporary']} to {row['temporary']} B")
@@ -193,54 +243,65 @@ def faults(row, short):
     return "; ".join(found)
 
 
-def main():
+HEADER = f"{'chip':5} {'case':10} {'pass':8} {'E':>3} {'type':8} {'L':>6} {'s':>5} {'temp MB':>8} {'moved/min':>9}"
+HEADER += f" {'regs':>4} {'spill':>5} {'smem kB':>7}"
+
+
+def line(row: dict[str, Any]) -> str:
+    head = f"{row['chip']:5} {row['name']:10} {row['which']:8} {row['width']:3} {row['dtype']:8} {row['length']:6}"
+    if "failed" in row:
+        return f"{head} FAILED {row['failed']}"
+    moved = row["moved"] / (row["arguments"] + row["output"])
+    smem = f"{row['smem'] / 1024:.0f}" if row["smem"] else "-"
+    numbers = f"{row['seconds']:5} {row['temporary'] / 1e6:8.1f} {moved:9.1f}"
+    return f"{head} {numbers} {row['registers'] or '-':>4} {row['spills']:>5} {smem:>7} {row['fault']}".rstrip()
+
+
+def chosen(options: argparse.Namespace) -> list[Case]:
+    """The cases that the command line asks for."""
+    chips = options.chips.split(",")
+    found = quick(chips) if options.quick else table(chips)
+    if options.cases:
+        found = [case for case in found if case.name in options.cases.split(",")]
+    if options.passes:
+        found = [case for case in found if case.which in options.passes.split(",")]
+    if options.widths:
+        found = [case for case in found if str(case.width) in options.widths.split(",")]
+    return found
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chips", default=",".join(CHIPS))
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--cases", default="")
-    parser.add_argument("--passes", default=",".join(PASSES))
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--tiles", default="{}", help="fields of the driver as JSON")
-    parser.add_argument("--json", help="write the table here too")
+    parser.add_argument("--passes", default="")
+    parser.add_argument("--widths", default="")
+    parser.add_argument("--sizes", default="{}", help="fields of the driver as JSON, in place of its rule")
+    parser.add_argument("--json", type=pathlib.Path, help="write the table here too")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(compile_case(*json.loads(options.one))))
+        case, length, sizes = json.loads(options.one)
+        print(json.dumps(compile_case(Case(*case), length, sizes)))
         return 0
-    sys.path.insert(0, str(ROOT / "kernels"))
-    names = options.cases.split(",") if options.cases else list(cases(1024))
-    rows, bad = [], 0
-    titles = f"{'L':>7} {'s':>5} {'temp MB':>8} {'moved/min':>9} {'regs':>5} {'spill':>5} {'smem kB':>7}"
-    print(f"{'chip':5} {'case':11} {'pass':9} {titles}")
-    for chip in options.chips.split(","):
-        for name in names:
-            for which in options.passes.split(","):
-                short = None
-                for length in (8192,) if name in DENSE else LENGTHS[chip]:
-                    tiles = json.loads(options.tiles)
-                    row = in_process(chip, name, which, length, options.width, options.dtype, tiles)
-                    row["fault"] = faults(row, short)
-                    bad += bool(row["fault"])
-                    rows.append(row)
-                    print(line(row), flush=True)
-                    if "failed" in row:
-                        break
-                    short = row
+    rows: list[dict[str, Any]] = []
+    print(HEADER)
+    for case in chosen(options):
+        short = None
+        for length in case.lengths():
+            row = in_process(case, length, json.loads(options.sizes))
+            row["fault"] = faults(row, short)
+            rows.append(row)
+            print(line(row), flush=True)
+            short = row
+            if "failed" in row:
+                break
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    bad = sum(bool(row["fault"]) for row in rows)
     print(f"{len(rows)} compiled, {bad} with faults")
-    return 1 if bad else 0
-
-
-def line(row):
-    head = f"{row['chip']:5} {row['case']:11} {row['pass']:9}"
-    if "failed" in row:
-        return f"{head} FAILED {row['failed']}"
-    least = row["arguments"] + row["output"]
-    moved = f"{row['moved'] / least:9.1f}" if row["moved"] else f"{'-':>9}"
-    smem = f"{row['smem'] / 1024:7.0f}" if row["smem"] else f"{'-':>7}"
-    numbers = f"{row['length']:7} {row['seconds']:5} {row['temporary'] / 1e6:8.1f} {moved}"
-    return f"{head} {numbers} {row['registers'] or '-':>5} {row['spills']:>5} {smem} {row['fault']}"
+    return 1 if bad or not rows else 0
 
 
 if __name__ == "__main__":
