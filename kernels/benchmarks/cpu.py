@@ -2,12 +2,14 @@
 
     python kernels/benchmarks/cpu.py                                  the whole grid
     python kernels/benchmarks/cpu.py --lengths 512 2048 --cases plain causal --repeats 9
+    python kernels/benchmarks/cpu.py --memory --lengths 2048 8192       planned memory, where nothing is run
 
 Peers that are not installed (torch, tokamax) are left out and named. Every round runs each contender once, so that
 noise of the machine meets all of them alike; a ratio is of medians, above 1 where mha_kernels is faster.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -79,14 +81,27 @@ def jax_nn(case: str, arrays: list[jax.Array], backward: bool) -> Callable[[], A
     return jitted(call, arrays, backward)
 
 
-def jitted(call: Callable[..., Any], arrays: list[jax.Array], backward: bool) -> Callable[[], Any]:
+@dataclasses.dataclass(frozen=True)
+class Jitted:
+    """A compiled call on its arrays, and how much memory XLA plans for it beside inputs and outputs."""
+
+    run: Any
+    arrays: list[jax.Array]
+
+    def __call__(self) -> Any:
+        return jax.block_until_ready(self.run(*self.arrays))
+
+    def mebibytes(self) -> float:
+        return self.run.lower(*self.arrays).compile().memory_analysis().temp_size_in_bytes / 2**20
+
+
+def jitted(call: Callable[..., Any], arrays: list[jax.Array], backward: bool) -> Jitted:
     cotangent = jnp.asarray(np.random.default_rng(2).standard_normal(arrays[0].shape), arrays[0].dtype)
 
     def loss(*arrays: Any) -> Any:
         return (call(*arrays) * cotangent).sum()
 
-    run = jax.jit(jax.grad(loss, argnums=(0, 1, 2)) if backward else call)
-    return lambda: jax.block_until_ready(run(*arrays))
+    return Jitted(jax.jit(jax.grad(loss, argnums=(0, 1, 2)) if backward else call), arrays)
 
 
 def torch_sdpa(case: str, arrays: list[jax.Array], backward: bool) -> Callable[[], Any]:
@@ -115,7 +130,9 @@ def torch_sdpa(case: str, arrays: list[jax.Array], backward: bool) -> Callable[[
 
 def tokamax_chunked(case: str, arrays: list[jax.Array], backward: bool) -> Callable[[], Any]:
     import tokamax
+    from absl import flags
 
+    flags.FLAGS([""])  # tokamax reads its settings from the command line, which is ours
     arguments = dense(case, arrays[0].shape)
 
     def call(query: Any, key: Any, value: Any) -> Any:
@@ -166,6 +183,7 @@ def main() -> None:
     parser.add_argument("--tiles", nargs="*", default=[], help="tile sizes to run beside the rule's, as 512x256")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=["forward", "both"])
+    parser.add_argument("--memory", action="store_true", help="print planned memory, run nothing")
     parser.add_argument("--json", help="file to write the results to")
     options = parser.parse_args()
     batch, heads, width = options.shape
@@ -175,7 +193,14 @@ def main() -> None:
             random = np.random.default_rng(0)
             arrays = [jnp.asarray(random.standard_normal((batch, length, heads, width)), jnp.float32) for _ in range(3)]
             for which in options.passes:
-                found = medians(contenders(case, arrays, which == "both", options.tiles), options.repeats)
+                runs = contenders(case, arrays, which == "both", options.tiles)
+                if options.memory:
+                    planned = {name: run.mebibytes() for name, run in runs.items() if isinstance(run, Jitted)}
+                    print(
+                        f"{case:8} L {length:5} {which:8} MiB", {name: round(size, 1) for name, size in planned.items()}
+                    )
+                    continue
+                found = medians(runs, options.repeats)
                 results.append({"case": case, "length": length, "pass": which, "seconds": found})
                 base = found["blockwise"]
                 cells = ", ".join(f"{name} {1e3 * s:.1f} ms ({s / base:.2f})" for name, s in found.items())
