@@ -108,7 +108,7 @@ def arguments(name: str, length: int) -> tuple[Any, tuple[Any, ...]]:
         "alibi": (lambda s: {"mask": mk.CausalMask(), "bias": mk.AlibiBias(s)}, (shape(HEADS),)),
         "t5": (lambda t: {"mask": mk.CausalMask(), "bias": mk.T5Bias(t, bidirectional=False)}, (shape(HEADS, 32),)),
         "softcap": (lambda s: {"softcap": 20.0, "sink": s, "mask": mk.CausalMask()}, (shape(HEADS),)),
-        "drophead": (lambda g: {"head_gate": g}, (shape(BATCH, HEADS),)),
+        "drophead": (lambda g, s: {"head_gate": g, "sink": s}, (shape(BATCH, HEADS), shape(HEADS))),
         "dropout": (lambda k: {"dropout": mk.Dropout(0.1, k)}, (shape(2, dtype=jnp.uint32),)),
         "statistics": (lambda: {"mask": mk.CausalMask()}, ()),
         "keybias": (lambda b: {"bias": b}, (shape(1, 1, 1, length),)),

@@ -71,9 +71,14 @@ def partition(algebra: Algebra, wanted: tuple[bool, ...]) -> tuple[list, Callabl
 
 
 def simplest(algebra: Algebra) -> Algebra:
-    """The algebra on a tile that is full and on which the bias is constant."""
+    """The algebra on a tile of open heads that is full and on which the bias is constant."""
     bias = None if algebra.bias is None else CornerBias(algebra.bias)
-    return dataclasses.replace(algebra, mask=None, bias=bias)
+    return dataclasses.replace(running(algebra), mask=None, bias=bias)
+
+
+def running(algebra: Algebra) -> Algebra:
+    """The algebra on a tile of heads that are known to be open: the gate only multiplies, and that after the tiles."""
+    return dataclasses.replace(algebra, head_gate=None)
 
 
 def sum_to_leaf(found: jax.Array, leaf: jax.Array) -> jax.Array:

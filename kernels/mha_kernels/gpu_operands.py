@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mha_kernels import kernel_tiles, mosaic
-from mha_kernels.algebra import Algebra, simplest
+from mha_kernels.algebra import Algebra, running, simplest
 from mha_kernels.kernel_tiles import Table, form
 from mha_kernels.operands import Tile
 from mha_kernels.registers import Made, Orientation, columns, full, is_value, rows, scalar
@@ -99,7 +99,7 @@ class Operands:
         """
         branches = (
             lambda carry: carry,
-            functools.partial(work, at, lambda algebra: algebra),
+            functools.partial(work, at, running),
             functools.partial(work, at._replace(end=None), simplest),
         )
         kind = self._kind(kinds, at, algebra, *where)

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from mha_kernels import kernel_tiles, tile, tuned
-from mha_kernels.algebra import Algebra, simplest
+from mha_kernels.algebra import Algebra, running, simplest
 from mha_kernels.driver import Backward
 from mha_kernels.kernel_tiles import Table, Visits, form
 from mha_kernels.operands import Tile
@@ -300,7 +300,7 @@ class Operands:
         if plain is not False:
             pl.when(active & plain)(lambda: work(at._replace(end=None), simplest))
         if plain is not True:
-            pl.when(active & jnp.logical_not(plain))(lambda: work(at, lambda algebra: algebra))
+            pl.when(active & jnp.logical_not(plain))(lambda: work(at, running))
 
 
 @dataclasses.dataclass(frozen=True)

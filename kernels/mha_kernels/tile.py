@@ -58,6 +58,9 @@ def tile_allowed(at: Tile, algebra: Algebra) -> Any:
     if algebra.bias is not None and algebra.bias.forbids:
         finite = algebra.bias.tile(at) > -jnp.inf
         allowed = finite if allowed is None else allowed & finite
+    if algebra.head_gate is not None:  # a closed head attends nothing, so nothing in it can matter
+        is_open = algebra.head_gate != 0
+        allowed = is_open if allowed is None else allowed & is_open
     return allowed
 
 
@@ -79,11 +82,16 @@ def used_rows(at: Tile, algebra: Algebra, shape: tuple[int, ...]) -> tuple[Any, 
     if allowed is None:
         return None, None
     queries = keys = None
-    if algebra.mask is not None and not (algebra.bias is not None and algebra.bias.forbids):
-        queries, keys = algebra.mask.used(at)
+    if algebra.bias is None or not algebra.bias.forbids:
+        if algebra.mask is not None:
+            queries, keys = algebra.mask.used(at)
+        elif at.end is None and at.query_end is None:  # the gate alone decides
+            queries = keys = jnp.ones((1, 1, 1), bool)
     if queries is None or keys is None:
         allowed = jnp.broadcast_to(allowed, shape)
         return allowed.any(axis=-1)[..., None], allowed.any(axis=-2)[..., None]
+    if algebra.head_gate is not None:
+        queries, keys = (rows & (algebra.head_gate != 0) for rows in (queries, keys))
     return queries, keys.swapaxes(-1, -2)
 
 
@@ -162,7 +170,7 @@ def softmax_finish(
     lse_keys = jnp.where(some, state.maximum + log_total, -jnp.inf)
     lse, mass = lse_keys, some.astype(total.dtype)  # mass: what the keys hold together, less than 1 beside a sink
     if algebra.sink is not None:
-        sink = algebra.sink.astype(total.dtype)
+        sink = closed_as_zero(algebra.sink.astype(total.dtype), algebra)
         lse = jnp.logaddexp(lse_keys, sink)
         mass = jnp.where(some, jax.nn.sigmoid(jnp.where(some, lse_keys, 0) - sink), 0)
     output = values * (mass / total)
@@ -183,8 +191,12 @@ def gated(output: jax.Array, algebra: Algebra) -> jax.Array:
     """Output (or its cotangent) times the head gate; exactly zero, whatever the head holds, where the gate is zero."""
     if algebra.head_gate is None:
         return output
-    gate = algebra.head_gate.astype(output.dtype)
-    return jnp.where(gate == 0, 0, gate * output)
+    return closed_as_zero(algebra.head_gate.astype(output.dtype) * output, algebra)
+
+
+def closed_as_zero(rows: jax.Array, algebra: Algebra) -> jax.Array:
+    """Rows of heads, zero where the head's gate is."""
+    return rows if algebra.head_gate is None else jnp.where(algebra.head_gate == 0, 0, rows)
 
 
 def normalised(scores: jax.Array, lse: jax.Array) -> jax.Array:
@@ -211,8 +223,8 @@ def row_correction(
 
 
 def sink_share(lse: jax.Array, algebra: Algebra) -> Any:
-    """The probability that the sink takes, per row; 0 without a sink."""
-    return 0 if algebra.sink is None else jnp.exp(algebra.sink.astype(lse.dtype) - lse)
+    """The probability that the sink takes, per row; 0 without a sink and in a closed head."""
+    return 0 if algebra.sink is None else closed_as_zero(jnp.exp(algebra.sink.astype(lse.dtype) - lse), algebra)
 
 
 def score_gradient(

@@ -234,7 +234,8 @@ class Grid(Sizes):
         some, every = (True, True) if part.mask is None else part.mask.kind(at)
         complete = True if at.end is None else at.key_span[1] < at.end
         constant = True if part.bias is None else part.bias.constant(at)
-        plain = _every(every, complete, constant)
+        is_open = True if part.head_gate is None else part.head_gate != 0
+        plain = _every(every, complete, constant, is_open)
 
         def simple(carry: Any) -> Any:
             return work(at._replace(end=None, query_end=None), part, simplest, carry)

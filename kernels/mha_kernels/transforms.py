@@ -46,14 +46,6 @@ class Static(NamedTuple):
         return jax.tree.unflatten(self.structure, [next(real if flag else other) for flag in self.floating])
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """`Static` among the residuals: which floating operands the backward pass differentiates."""
-
-    static: Static
-
-
 def run(
     driver: Driver, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
 ) -> tuple[jax.Array, HeadStatistics]:
@@ -73,18 +65,20 @@ def _attend(static: Static, query: Any, key: Any, value: Any, floats: tuple, oth
 
 
 def _attend_forward(static: Static, *primals: Any) -> Any:
-    """As `_attend`, keeping what the backward pass needs; floating operands nobody differentiates become others."""
+    """As `_attend`, keeping what the backward pass needs.
+
+    Which operands are differentiated travels as the size of an array each, 1 or 0, and not in the structure of what is
+    kept: JAX remembers one structure for a traced function, and it may be that of another set of operands.
+    """
     query, key, value, floats, others = jax.tree.map(lambda primal: primal.value, primals)
-    wanted = iter(primal.perturbed for primal in primals[3])
-    leaves = jax.tree.leaves(static.algebra(floats, others))
-    backward = static._replace(floating=tuple(real and next(wanted) for real in static.floating))
+    wanted = [jnp.zeros(int(primal.perturbed), jnp.int8) for primal in primals[3]]
     output, rows = _forward(static, query, key, value, floats, others)
-    kept = (query, key, value, *backward.split(leaves))
-    return (output, {name: rows[name] for name in static.statistics}), (Kept(backward), kept, (output, rows))
+    kept = (query, key, value, floats, others), wanted, (output, rows)
+    return (output, {name: rows[name] for name in static.statistics}), kept
 
 
 def _attend_backward(static: Static, residuals: Any, cotangents: Any) -> Any:
-    kept_static, inputs, (output, rows) = residuals
+    (query, key, value, floats, others), wanted, (output, rows) = residuals
     output_cotangent, row_cotangents = cotangents
     if isinstance(output_cotangent, SymbolicZero):
         output_cotangent = jnp.zeros_like(output)
@@ -93,11 +87,14 @@ def _attend_backward(static: Static, residuals: Any, cotangents: Any) -> Any:
         for name in static.statistics
         if name not in ("max_logit", "max_probability") and not isinstance(row_cotangents[name], SymbolicZero)
     }
-    gradients = _backward(kept_static.static, inputs, (output, rows), (output_cotangent, row_cotangents))
-    query, key, value, wanted = gradients
-    wanted = iter(wanted)
-    flags = [kept for real, kept in zip(static.floating, kept_static.static.floating, strict=True) if real]
-    return query, key, value, tuple(next(wanted) if flag else None for flag in flags), None
+    flags = [mark.shape[-1] == 1 for mark in wanted]
+    each = iter(flags)
+    differentiated = static._replace(floating=tuple(real and next(each) for real in static.floating))
+    leaves = jax.tree.leaves(static.algebra(floats, others))
+    inputs = (query, key, value, *differentiated.split(leaves))
+    query, key, value, found = _backward(differentiated, inputs, (output, rows), (output_cotangent, row_cotangents))
+    gradients = iter(found)
+    return query, key, value, tuple(next(gradients) if flag else None for flag in flags), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
@@ -181,7 +178,7 @@ def _gradients(static: Static, inputs: Any, results: Any, cotangents: Any) -> An
         algebra, sink=spread(algebra.sink, query.shape[0]), head_gate=spread(algebra.head_gate, query.shape[0])
     )
     dtype = accumulation_dtype(query, key, value)
-    by_head = output_cotangent.swapaxes(1, 2).astype(dtype)
+    by_head = tile.closed_as_zero(output_cotangent.swapaxes(1, 2).astype(dtype), whole)
     output_product = (by_head * output.swapaxes(1, 2).astype(dtype)).sum(axis=-1, keepdims=True)
     lse = rows["lse"]
     attended = jnp.where(lse == -jnp.inf, 0, 1).astype(dtype)

@@ -1,4 +1,4 @@
-"""Transforms of JAX against a loop."""
+"""Each transform of JAX against a loop, or against the reference, which has all of them."""
 
 from typing import Any
 
@@ -92,3 +92,116 @@ def test_vmap_over_every_argument_at_once_and_of_the_gradient(implementation: An
     one = jax.jit(both)
     parts = [one(jax.tree.map(lambda leaf: leaf[n], x)) for n in range(N)]  # noqa: B023
     close(jax.jit(jax.vmap(both))(x), jax.tree.map(lambda *rows: jnp.stack(rows), *parts))
+
+
+def test_vmap_over_each_argument_alone() -> None:
+    """What is not mapped stays shared. One program for each set of arguments costs too much, so groups of like kind."""
+    x = inputs()
+    first = jax.tree.map(lambda leaf: leaf[0], x)
+    one = jax.jit(lambda x: attend(BLOCKWISE, x))
+    for names in (("gates",), ("rng", "offset"), ("slopes", "dense", "sink"), ("key", "keep"), ("start",)):
+        axes = {name: 0 if name in names else None for name in x}
+        mixed = {name: x[name] if name in names else first[name] for name in x}
+        found = jax.jit(jax.vmap(lambda x: attend(BLOCKWISE, x), in_axes=(axes,)))(mixed)
+        parts = [one(first | {name: x[name][n] for name in names}) for n in range(N)]
+        close(found, jax.tree.map(lambda *rows: jnp.stack(rows), *parts))
+
+
+def test_vmap_of_the_gradient_of_what_is_shared() -> None:
+    """Mapped queries with shared parameters: a gradient of the parameters for each."""
+    x = inputs()
+    first = jax.tree.map(lambda leaf: leaf[0], x)
+    names = ("slopes", "gates", "sink", "scale")
+
+    def of_shared(query: Any) -> Any:
+        shared = {name: first[name] for name in names}
+        return jax.grad(lambda shared: loss(BLOCKWISE, first | shared | {"query": query}))(shared)
+
+    one = jax.jit(of_shared)
+    parts = [one(query) for query in x["query"]]
+    close(jax.jit(jax.vmap(of_shared))(x["query"]), jax.tree.map(lambda *rows: jnp.stack(rows), *parts))
+
+
+def test_nested_vmap() -> None:
+    x = inputs(4)
+    nested = jax.tree.map(lambda leaf: leaf.reshape(2, 2, *leaf.shape[1:]), x)
+    one = jax.jit(lambda x: attend(BLOCKWISE, x))
+    parts = [one(jax.tree.map(lambda leaf: leaf[n], x)) for n in range(4)]  # noqa: B023
+    expected = jax.tree.map(lambda *rows: jnp.stack(rows), *parts)
+    found = jax.jit(jax.vmap(jax.vmap(lambda x: attend(BLOCKWISE, x))))(nested)
+    close(jax.tree.map(lambda leaf: leaf.reshape(4, *leaf.shape[2:]), found), expected)
+
+
+def first_input() -> dict[str, Any]:
+    return jax.tree.map(lambda leaf: leaf[1], inputs())
+
+
+def test_hessian_vector_products() -> None:
+    """jvp of grad: on tiles as on the reference, whose own is confirmed by a difference of gradients in float64."""
+    real, others = split(first_input())
+    along = jax.tree.map(lambda leaf: jnp.asarray(normal(leaf.size, *leaf.shape), leaf.dtype), real)
+
+    def product(implementation: Any) -> Any:
+        def of(real: dict[str, Any]) -> Any:
+            return gradient(implementation, real | others)
+
+        return jax.jit(lambda real, along: jax.jvp(of, (real,), (along,)))(real, along)
+
+    close(product(BLOCKWISE), product("reference"), 1e-4)
+
+
+def test_the_reference_has_jvp_and_gradients_of_gradients(x64: None) -> None:
+    real, others = split(first_input())
+    real = {name: leaf.astype(jnp.float64) for name, leaf in real.items()}
+    along = jax.tree.map(lambda leaf: jnp.asarray(normal(leaf.size, *leaf.shape)), real)
+
+    @jax.jit
+    def run(real: dict[str, Any]) -> Any:
+        def of(real: dict[str, Any]) -> Any:
+            return gradient("reference", real | others)
+
+        slope = jax.jvp(lambda real: loss("reference", real | others), (real,), (along,))[1]
+
+        def inner(real: dict[str, Any]) -> Any:
+            return sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(of(real)), jax.tree.leaves(along)))
+
+        return slope, of(real), jax.grad(inner)(real)
+
+    slope, first, second = run(real)
+    assert float(slope) == pytest.approx(
+        sum(float(jnp.vdot(a, b)) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(along))), rel=1e-12
+    )
+    step = 1e-5
+    up, down = (run(jax.tree.map(lambda a, b: a + sign * step * b, real, along))[1] for sign in (1, -1))  # noqa: B023
+    close(second, jax.tree.map(lambda a, b: (a - b) / (2 * step), up, down), 1e-7)
+
+
+def test_checkpoint_shapes_and_donation() -> None:
+    x = first_input()
+    real, others = split(x)
+    plain = jax.jit(lambda real: gradient(BLOCKWISE, real | others))(real)
+    again = jax.jit(jax.grad(jax.checkpoint(lambda real: loss(BLOCKWISE, real | others))))(real)
+    close(again, plain, 1e-6)
+    shapes = jax.eval_shape(lambda x: attend(BLOCKWISE, x), x)
+    assert jax.tree.map(lambda leaf: leaf.shape, shapes) == ((B, Q, H, E), (B, H, Q))
+    expected = jax.jit(lambda x: attend(BLOCKWISE, x)[0])(x)
+    query = jnp.copy(x["query"])
+    donated = jax.jit(lambda query: attend(BLOCKWISE, x | {"query": query})[0], donate_argnums=0)(query)
+    np.testing.assert_array_equal(donated, expected)
+    assert query.is_deleted()
+
+
+def test_gradients_of_other_operands_before_do_not_matter() -> None:
+    """JAX keeps what it traced: the second of two different gradients once got the operands of the first mixed up."""
+    x = first_input()
+    names = ("slopes", "sink", "gates", "scale", "softcap")
+    whole = {name: x[name] for name in names}
+
+    def of(some: dict[str, Any]) -> jax.Array:
+        return loss(BLOCKWISE, x | some)
+
+    expected = jax.jit(jax.grad(of))(whole)
+    for group in (("slopes", "gates"), ("softcap", "sink"), names):
+        part = {name: x[name] for name in group}
+        for function in (of, jax.checkpoint(of)):
+            close(jax.jit(jax.grad(function))(part), {name: expected[name] for name in group}, 1e-6)

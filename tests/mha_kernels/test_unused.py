@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import mha_kernels as mk
+from mha_kernels.pallas_tpu import PallasTPU
 from tests.mha_kernels.problems import normal
 
 B, L, H, E = 2, 7, 2, 3
 IMPLEMENTATIONS = ("reference", mk.Blockwise(3, 2))
+KERNEL = PallasTPU(128, 128, interpret=True)
 KEEP = np.array([[True] * 4 + [False] * 3, [False, True, True, True, True, True, False]])
 USED_QUERIES = np.array([[True] * 5 + [False] * 2, [False] + [True] * 6])
 
@@ -111,26 +113,48 @@ def test_gradients_are_bitwise_repeatable() -> None:
         jax.tree.map(np.testing.assert_array_equal, run(parameters), first)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
-def test_a_closed_head_is_zero(implementation: Any) -> None:
-    """Its output whatever it holds, and its gradients, that of its gate included."""
-    arrays = [jnp.asarray(normal(seed, 1, 4, H, E), jnp.float32) for seed in range(3)]
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, KERNEL], ids=str)
+@pytest.mark.parametrize("mask", ["none", "causal", "padding"])
+def test_nothing_in_a_closed_head_is_ever_seen(implementation: Any, mask: str) -> None:
+    """Its output and gradients are zero, that of its gate included, and nothing that lies in it reaches another head.
+
+    Head 1 is closed in both examples, head 2 in the first: blocks of several heads hold open and closed ones.
+    """
+    heads = 3
+    gate = jnp.array([[2.0, 0, 0], [0.5, 0, -1]])
+    closed = np.asarray(gate == 0)
+    arrays = [jnp.asarray(normal(seed, B, L, heads, E), jnp.float32) for seed in range(3)]
+    parameters = [jnp.asarray(normal(seed, heads), jnp.float32) for seed in (3, 4)]
+    of_output = jnp.asarray(normal(5, B, L, heads, E), jnp.float32)
+    options: dict[str, Any] = {"none": {}, "causal": {"mask": mk.CausalMask()}, "padding": padding()}[mask]
 
     @jax.jit
-    def run(arrays: Any, gate: Any) -> Any:
-        def context(arrays: Any, gate: Any) -> Any:
-            return mk.attention(*arrays, head_gate=gate, implementation=implementation)
+    def run(arrays: Any, parameters: Any, of_output: Any) -> Any:
+        def attend(arrays: Any, parameters: Any, gate: Any) -> Any:
+            slopes, sink = parameters
+            return mk.attention_with_statistics(
+                *arrays,
+                bias=mk.AlibiBias(slopes),
+                sink=sink,
+                head_gate=gate,
+                implementation=implementation,
+                **options,
+            )
 
-        output, pull_back = jax.vjp(context, arrays, gate)
-        return output, pull_back(jnp.ones_like(output))
+        (output, statistics), pull_back = jax.vjp(attend, arrays, parameters, gate)
+        return output, statistics, pull_back((of_output, jax.tree.map(jnp.ones_like, statistics)))
 
-    gate = jnp.array([2.0, 0])
-    output, (gradients, of_gate) = run(arrays, gate)
-    for gradient in gradients:
-        assert (gradient[:, :, 1] == 0).all()
-        assert np.abs(gradient[:, :, 0]).min() > 0
-    assert of_gate[1] == 0
-    assert of_gate[0] == pytest.approx(float(output.sum()) / 2, rel=1e-5)
-    broken, _ = run([array.at[:, :, 1].set(jnp.nan) for array in arrays], gate)
-    np.testing.assert_array_equal(broken, output)
-    assert (output[:, :, 1] == 0).all()
+    expected = run(arrays, parameters, of_output)
+    output, statistics, (of_arrays, of_parameters, of_gate) = expected
+    for rows in (output, *of_arrays):
+        assert np.isfinite(rows).all()
+        for b, h in np.argwhere(closed):
+            assert (rows[b, :, h] == 0).all()
+    assert np.isnan(statistics.lse[closed]).all()
+    assert all(np.isfinite(x).all() and x[1] == 0 and (x[jnp.array([0, 2])] != 0).all() for x in of_parameters)
+    np.testing.assert_array_equal(np.asarray(of_gate) == 0, closed)
+    for garbage in (jnp.nan, jnp.inf):
+        dirty = [jnp.where(closed[:, None, :, None], garbage, array) for array in arrays]
+        others = [x.at[1].set(garbage) for x in parameters]
+        results = run(dirty, others, jnp.where(closed[:, None, :, None], garbage, of_output))
+        jax.tree.map(np.testing.assert_array_equal, results, expected)
