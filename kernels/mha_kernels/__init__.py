@@ -4,7 +4,7 @@ Arrays are laid out as in `jax.nn.dot_product_attention`: query (B, Q, H, E), ke
 """
 
 from mha_kernels.algebra import STATISTICS, HeadStatistics, Origin
-from mha_kernels.api import attention, attention_weights, attention_with_statistics, explain, head_gram
+from mha_kernels.api import attention, attention_weights, attention_with_statistics, dense, explain, head_gram
 from mha_kernels.biases import (
     AlibiBias,
     Bias,
@@ -20,9 +20,10 @@ from mha_kernels.blockwise import Blockwise
 from mha_kernels.choice import Plan
 from mha_kernels.dropout import Dropout
 from mha_kernels.masks import CausalMask, DenseMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
-from mha_kernels.operands import axes
+from mha_kernels.operands import Tile, axes
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.reference import Dense
 from mha_kernels.sharding import sharded
 from mha_kernels.swap import dot_product_attention
 
@@ -33,6 +34,7 @@ __all__ = [
     "Blockwise",
     "CausalMask",
     "ClippedBias",
+    "Dense",
     "DenseBias",
     "DenseMask",
     "DistanceBias",
@@ -47,12 +49,14 @@ __all__ = [
     "RelativeBias",
     "SegmentMask",
     "T5Bias",
+    "Tile",
     "WindowMask",
     "alibi_slopes",
     "attention",
     "attention_weights",
     "attention_with_statistics",
     "axes",
+    "dense",
     "dot_product_attention",
     "explain",
     "head_gram",

@@ -135,10 +135,11 @@ def attention_weights(query: Any, key: Any, **operands: Any) -> jax.Array:
         query, key: as in `attention`. operands: mask, bias, scale, softcap, sink, origin, as there.
 
     Raises:
-        ValueError, TypeError: as `attention`.
+        ValueError, TypeError: as `attention`; TypeError for an operand that probabilities do not depend on.
     """
     query, key = check_arrays(query, key)
-    return reference.weights(query, key, bundle(query, key, **operands), None)
+    problem = _dense(query, key, **_scoring("attention_weights", operands))
+    return problem.softmax(problem.scores(query, key))
 
 
 def head_gram(query: Any, key: Any, **operands: Any) -> jax.Array:
@@ -151,10 +152,35 @@ def head_gram(query: Any, key: Any, **operands: Any) -> jax.Array:
         query, key: as in `attention`. operands: mask, bias, scale, softcap, sink, origin, as there.
 
     Raises:
-        ValueError, TypeError: as `attention`.
+        ValueError, TypeError: as `attention_weights`.
 
     Source: the D_pos of Li et al. 2018, "Multi-head attention with disagreement regularization", is -1/H^2 times its
     sum.
     """
     query, key = check_arrays(query, key)
-    return gram.gram(query, key, bundle(query, key, **operands))
+    return gram.gram(query, key, bundle(query, key, **_scoring("head_gram", operands)))
+
+
+def dense(query: Any, key: Any, **operands: Any) -> reference.Dense:
+    """The problem as one tile of Q x K entries, to be taken step by step: see `Dense`. O(Q K) memory.
+
+    Args:
+        query, key: as in `attention`. operands: mask, bias, scale, softcap, sink, head_gate, dropout, origin, as there.
+
+    Raises:
+        ValueError, TypeError: as `attention`.
+    """
+    return _dense(*check_arrays(query, key), **operands)
+
+
+def _dense(query: jax.Array, key: jax.Array, **operands: Any) -> reference.Dense:
+    (batch, length_q, heads, _), length_k = query.shape, key.shape[1]
+    return reference.Dense(bundle(query, key, **operands), (batch, heads, length_q, length_k))
+
+
+def _scoring(name: str, operands: dict[str, Any]) -> dict[str, Any]:
+    """The operands, none of them one that acts after the softmax."""
+    for operand in ("head_gate", "dropout"):
+        if operand in operands:
+            raise TypeError(f"{name} takes no {operand}: it acts after the softmax")
+    return operands

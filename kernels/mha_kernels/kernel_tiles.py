@@ -224,7 +224,7 @@ def clean(query: jax.Array, key: jax.Array, value: jax.Array, algebra: Algebra, 
         shape = (sizes.batch, sizes.heads, sizes.length_q, sizes.length_k)
         allowed = jnp.broadcast_to(tile.tile_allowed(at, whole), shape)
         kept = tile.keep_used(query.swapaxes(1, 2), allowed, axis=-1).swapaxes(1, 2)
-        return kept, reference.clean_keys(key, allowed), reference.clean_keys(value, allowed)
+        return kept, reference.used_rows(key, allowed), reference.used_rows(value, allowed)
 
     finite = jnp.isfinite(query).all() & jnp.isfinite(key).all() & jnp.isfinite(value).all()
     return jax.lax.cond(finite, lambda *arrays: arrays, exact, query, key, value)

@@ -10,8 +10,62 @@ import jax
 import jax.numpy as jnp
 
 from mha_kernels import tile
-from mha_kernels.algebra import Algebra, HeadStatistics, accumulation_dtype
+from mha_kernels.algebra import Algebra, HeadStatistics, accumulation_dtype, running
 from mha_kernels.operands import Tile, lookup_by_gather
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """All Q x K entries of a problem as one tile, step by step; made by `api.dense`.
+
+    For looking at a step, and for variants of attention that are no bias and one softmax: they bring their own middle
+    and keep the masks, the positions, dropout, and the rule that nothing forbidden is ever seen.
+    """
+
+    algebra: Algebra
+    shape: tuple[int, int, int, int]  # B, H, Q, K
+
+    @property
+    def at(self) -> Tile:
+        """Positions of all entries."""
+        return whole(self.algebra, *self.shape[2:])
+
+    @property
+    def distance(self) -> jax.Array:
+        """key - query position, (1, 1, Q, K) int32."""
+        return self.at.key - self.at.query
+
+    @property
+    def allowed(self) -> jax.Array | None:
+        """(B, H, Q, K) boolean: which entries mask, bias and head gate leave; None where they leave all."""
+        allowed = tile.tile_allowed(self.at, self.algebra)
+        return None if allowed is None else jnp.broadcast_to(allowed, self.shape)
+
+    def scores(self, query: jax.Array, key: jax.Array, precision: Any = None) -> jax.Array:
+        """(B, H, Q, K) of query (B, Q, H, E) and key (B, K, G, E), scaled, softcapped, biased, -inf where forbidden."""
+        batch, heads, length_q, _ = self.shape
+        dtype, groups, allowed = accumulation_dtype(query, key), key.shape[2], self.allowed
+        if allowed is not None:
+            query = tile.keep_used(query.swapaxes(1, 2), allowed, axis=-1).swapaxes(1, 2)
+        grouped = query.reshape(batch, length_q, groups, heads // groups, -1).astype(dtype)
+        product = jnp.einsum("bqgre,bkge->bgrqk", grouped, self.used(key).astype(dtype), precision=precision)
+        return tile.tile_scores(product.reshape(self.shape), self.at, self.algebra)
+
+    def softmax(self, scores: jax.Array) -> jax.Array:
+        """Probabilities (B, H, Q, K), zero in rows that allow no key; a sink takes its share."""
+        start = tile.softmax_start((*self.shape[:3], 1), scores.dtype, ())
+        state, exponentials, _ = tile.softmax_update(start, scores, self.at)
+        share, _ = tile.softmax_finish(state, jnp.ones_like(state.total), running(self.algebra), ())
+        return exponentials * share
+
+    def dropped(self, weights: jax.Array) -> jax.Array:
+        """Weights (B, H, Q, K) after dropout."""
+        return tile.dropped(weights, self.at, self.algebra)
+
+    def used(self, rows: jax.Array) -> jax.Array:
+        """Keys or values (B, K, G, ...) with those that no query of their group may attend set to zero."""
+        allowed = self.allowed
+        return rows if allowed is None else used_rows(rows, allowed)
 
 
 def whole(algebra: Algebra, length_q: int, length_k: int) -> Tile:
@@ -23,23 +77,8 @@ def whole(algebra: Algebra, length_q: int, length_k: int) -> Tile:
     return Tile(place.batch, place.head, query, key, *spans, lookup_by_gather)
 
 
-def dense_scores(query: Any, key: Any, algebra: Algebra, precision: Any) -> tuple[Any, Tile]:
-    """Scores (B, H, Q, K), -inf where forbidden, and the positions they lie at."""
-    (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
-    dtype = accumulation_dtype(query, key)
-    at = whole(algebra, length_q, length_k)
-    allowed = tile.tile_allowed(at, algebra)
-    if allowed is not None:
-        everywhere = jnp.broadcast_to(allowed, (batch, heads, length_q, length_k))
-        query = tile.keep_used(query.swapaxes(1, 2), everywhere, axis=-1).swapaxes(1, 2)
-        key = clean_keys(key, everywhere)
-    grouped = query.reshape(batch, length_q, groups, heads // groups, -1).astype(dtype)
-    product = jnp.einsum("bqgre,bkge->bgrqk", grouped, key.astype(dtype), precision=precision)
-    return tile.tile_scores(product.reshape(batch, heads, length_q, length_k), at, algebra), at
-
-
-def clean_keys(rows: Any, allowed: Any) -> Any:
-    """Key or value rows (B, K, G, ...) with those that no query of their group may attend set to zero."""
+def used_rows(rows: jax.Array, allowed: jax.Array) -> jax.Array:
+    """See `Dense.used`; allowed (B, H, Q, K)."""
     batch, heads, length_q, length_k = allowed.shape
     groups = rows.shape[2]
     together = allowed.reshape(batch, groups, heads // groups * length_q, length_k)
@@ -58,23 +97,14 @@ class Reference:
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, HeadStatistics]:
         """Output (B, Q, H, V) in the query's type, and the requested statistics (B, H, Q)."""
-        (batch, _, heads, _), (_, _, groups, width) = query.shape, value.shape
-        scores, at = dense_scores(query, key, algebra, precision)
-        value = clean_keys(value, scores > -jnp.inf).astype(scores.dtype)
+        (batch, length_q, heads, _), (_, length_k, groups, width) = query.shape, value.shape
+        dense = Dense(algebra, (batch, heads, length_q, length_k))
+        scores = dense.scores(query, key, precision)
+        value = dense.used(value).astype(scores.dtype)
         start = tile.softmax_start((*scores.shape[:-1], 1), scores.dtype, statistics)
-        state, weights, _ = tile.softmax_update(start, scores, at)
-        weights = tile.dropped(weights, at, algebra).reshape(batch, groups, heads // groups, *scores.shape[2:])
+        state, weights, _ = tile.softmax_update(start, scores, dense.at)
+        weights = dense.dropped(weights).reshape(batch, groups, heads // groups, length_q, length_k)
         values = jnp.einsum("bgrqk,bkgv->bgrqv", weights, value, precision=precision)
-        values = values.reshape(batch, heads, -1, width)
+        values = values.reshape(batch, heads, length_q, width)
         output, results = tile.softmax_finish(state, values, algebra, statistics)
         return output.swapaxes(1, 2).astype(query.dtype), tile.statistics_of(results, statistics, algebra)
-
-
-def weights(query: Any, key: Any, algebra: Algebra, precision: Any) -> jax.Array:
-    """Probabilities (B, H, Q, K), before gate and dropout."""
-    scores, at = dense_scores(query, key, algebra, precision)
-    state, exponentials, _ = tile.softmax_update(
-        tile.softmax_start((*scores.shape[:-1], 1), scores.dtype, ()), scores, at
-    )
-    share, _ = tile.softmax_finish(state, jnp.ones_like(state.total), algebra, ())
-    return exponentials * share

@@ -15,12 +15,24 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+import mha_kernels
 from mha_kernels import Dropout
 
 
 def new_bias_key(rngs: nnx.Rngs, num_kv_heads: int, width: int, dtype: Any) -> nnx.Param:
     """A key or value (G, width) to be trained, N(0, 1 / (G width)): PyTorch's xavier_normal on (1, 1, G width)."""
     return nnx.Param(jax.random.normal(rngs.params(), (num_kv_heads, width), dtype) / math.sqrt(num_kv_heads * width))
+
+
+def beside_bias_key(
+    query: jax.Array, key: jax.Array, value: jax.Array, bias_key: jax.Array, call: dict[str, Any]
+) -> tuple[jax.Array, jax.Array]:
+    """Head outputs (B, Q, H, V) over the real keys by `mha_kernels.attention(..., **call)`, and the probability
+    (B, H, Q) that the bias key leaves to them.
+    """
+    heads, statistics = mha_kernels.attention_with_statistics(query, key, value, statistics=("lse",), **call)
+    assert statistics.lse is not None
+    return heads, real_share(statistics.lse, bias_key_score(query, bias_key, call["scale"], call["softcap"]))
 
 
 def bias_key_score(query: jax.Array, bias_key: jax.Array, scale: float, softcap: float | None) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mha_research.attention.multi_head import MultiHeadAttention
-from mha_research.attention.options import HeadOptions
+from mha_research.attention.options import HeadOptions, scale_factor
 
 
 class CollaborativeAttention(MultiHeadAttention):
@@ -40,14 +40,12 @@ class CollaborativeAttention(MultiHeadAttention):
             raise ValueError(
                 f"CollaborativeAttention: {in_features=} is no multiple of {num_heads=}; give value_head_dim"
             )
-        width = shared_dim / num_heads
-        named = {"inverse_sqrt": width**-0.5, "inverse": 1 / width, "none": 1.0}
         super().__init__(
             in_features,
             num_heads,
             head_dim=shared_dim,
             value_head_dim=value_head_dim or in_features // num_heads,
-            scale=named.get(scale, scale) if isinstance(scale, str) else scale,
+            scale=scale_factor(scale, shared_dim / num_heads),
             **choices,
         )
         owner = jnp.minimum(jnp.arange(shared_dim) // (shared_dim // num_heads), num_heads - 1)

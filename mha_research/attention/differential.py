@@ -11,7 +11,7 @@ from flax import nnx
 
 import mha_kernels
 from mha_research.attention.multi_head import MultiHeadAttention
-from mha_research.attention.options import HeadOptions
+from mha_research.attention.options import HeadOptions, gated, scale_factor
 
 
 class DifferentialAttention(MultiHeadAttention):
@@ -46,7 +46,7 @@ class DifferentialAttention(MultiHeadAttention):
             scale=scale, rngs=rngs, **choices,
         )  # fmt: skip
         width = self.head_dim // 2
-        self.scale = {"inverse_sqrt": width**-0.5, "inverse": 1 / width}.get(str(scale), self.scale)
+        self.scale = scale_factor(scale, width)
         self.lambda_start = 0.8 - 0.6 * math.exp(-0.3 * (layer - 1))
         self.lambdas = nnx.Param(0.1 * jax.random.normal(rngs.params(), (4, width), self.param_dtype))
         self.head_norm = nnx.RMSNorm(self.value_head_dim, epsilon=1e-5, param_dtype=self.param_dtype, rngs=rngs)
@@ -76,8 +76,7 @@ class DifferentialAttention(MultiHeadAttention):
             for q, k in zip(jnp.split(query, 2, axis=-1), jnp.split(key, 2, axis=-1))
         )
         heads = (1 - self.lambda_start) * self.head_norm(first - self.lambda_value() * second)
-        heads = heads if gate is None else heads * jnp.atleast_2d(gate)[:, None, :, None]
-        return heads.astype(query.dtype)
+        return gated(heads, gate).astype(query.dtype)
 
     def weights(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
         """The difference of the two softmaxes: entries may be negative and rows sum to 1 - lambda."""

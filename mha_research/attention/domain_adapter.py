@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
 
 
@@ -35,12 +36,22 @@ class DomainAdapter(MultiHeadAttention):
         fit.
         """
         result = super().__call__(query, *inputs, **call)
+        if isinstance(result, tuple):
+            return self._shifted(result[0], domain), *result[1:]
+        return self._shifted(result, domain)
+
+    def decode(
+        self, tokens: jax.Array, cache: DecodeCache, *arguments: Any, domain: jax.Array | None = None, **options: Any
+    ) -> tuple[jax.Array, DecodeCache]:
+        """As `MultiHeadAttention.decode`, with the domain of each example."""
+        output, cache = super().decode(tokens, cache, *arguments, **options)
+        return self._shifted(output, domain), cache
+
+    def _shifted(self, output: jax.Array, domain: jax.Array | None) -> jax.Array:
         if domain is None:
-            return result
-        output, *weights = result if isinstance(result, tuple) else (result,)
-        shift = self._vectors(jnp.asarray(domain), query.shape[0]).astype(output.dtype)[:, None]
-        output = output + jax.nn.sigmoid(self.domain_gate(output)) * shift
-        return (output, *weights) if weights else output
+            return output
+        shift = self._vectors(jnp.asarray(domain), output.shape[0]).astype(output.dtype)[:, None]
+        return output + jax.nn.sigmoid(self.domain_gate(output)) * shift
 
     def _vectors(self, domain: jax.Array, batch_size: int) -> jax.Array:
         count = self.domains.shape[0]

@@ -15,14 +15,22 @@ from mha_kernels import Bias, CausalMask, Dropout, Mask, Origin
 from mha_research.attention import cache as caching
 from mha_research.attention import initializers
 from mha_research.attention.adapter import Adapter
-from mha_research.attention.bias_key import bias_key_score, new_bias_key, real_share, with_bias_value
+from mha_research.attention.bias_key import beside_bias_key, new_bias_key, with_bias_value
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.drop_head import DropHead, HeadImportance
-from mha_research.attention.options import HeadOptions, as_mask, dropout_key, join_biases, join_masks
+from mha_research.attention.options import (
+    HeadOptions,
+    as_mask,
+    check_sizes,
+    dropout_key,
+    gated,
+    join_biases,
+    join_masks,
+    scale_factor,
+)
 from mha_research.attention.position_schemes import Position
 from mha_research.attention.projection import PackedProjection
 
-SCALES = ("inverse_sqrt", "inverse", "none")
 XAVIER = initializers.xavier_uniform()
 
 
@@ -98,19 +106,19 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_choices(in_features, num_heads, num_kv_heads, head_dim, dropout_rate, scale)
+        check_sizes(in_features, num_heads, num_kv_heads, head_dim, dropout_rate)
         self.in_features, self.num_heads, self.num_kv_heads = in_features, num_heads, num_kv_heads
         self.key_features = in_features if key_features is None else key_features
         self.value_features = in_features if value_features is None else value_features
         self.head_dim = in_features // num_heads if head_dim is None else head_dim
         self.value_head_dim = self.head_dim if value_head_dim is None else value_head_dim
         self.out_features = in_features if out_features is None else out_features
-        named = {"inverse_sqrt": self.head_dim**-0.5, "inverse": 1 / self.head_dim, "none": 1.0}
-        self.scale = named[scale] if isinstance(scale, str) else scale
+        self.scale = scale_factor(scale, self.head_dim)
         self.softcap, self.position, self.dropout_rate, self.drop_head = softcap, position, dropout_rate, drop_head
         self.add_zero_attention, self.packed = add_zero_attention, packed
         self.dtype, self.param_dtype = dtype, param_dtype
         self.precision, self.implementation = precision, implementation
+        self._check_widths(None if output_projection else out_features)
 
         types = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision, "rngs": rngs}
         linear: Any = functools.partial(nnx.LinearGeneral, use_bias=use_bias, **types)
@@ -122,19 +130,12 @@ class MultiHeadAttention(nnx.Module):
         if joint_init is not None:
             self._initialise_together(joint_init, rngs.params(), query=query, key=key, value=value, output=output)
         if packed:
-            if not in_features == self.key_features == self.value_features:
-                raise ValueError("MultiHeadAttention: packed needs query, key and value inputs of one width")
             self.query_key_value = PackedProjection(query, key, value)
         else:
             self.query, self.key, self.value = query, key, value
         self.output = output if output_projection else None
         if not output_projection:
             self.out_features = math.prod(output_shape)
-            if out_features not in (None, self.out_features):
-                raise ValueError(
-                    f"MultiHeadAttention: without output_projection out_features is num_heads * value_head_dim = "
-                    f"{self.out_features}, got {out_features}"
-                )
 
         norm = {"use_bias": False, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.query_norm = nnx.LayerNorm(self.head_dim, **norm) if normalize_qk else None
@@ -148,6 +149,16 @@ class MultiHeadAttention(nnx.Module):
         self.adapter = None if adapter_features is None else Adapter(self.out_features, adapter_features, **types)
         weighted = drop_head is not None and drop_head.importance_power != 0
         self.head_importance = HeadImportance(jnp.ones((num_heads,), jnp.float32)) if weighted else None
+
+    def _check_widths(self, unprojected: int | None) -> None:
+        """unprojected: the width asked of an output without W_O."""
+        if self.packed and not self.in_features == self.key_features == self.value_features:
+            raise ValueError("MultiHeadAttention: packed needs query, key and value inputs of one width")
+        if unprojected not in (None, self.num_heads * self.value_head_dim):
+            raise ValueError(
+                "MultiHeadAttention: without output_projection out_features is num_heads * value_head_dim = "
+                f"{self.num_heads * self.value_head_dim}, got {unprojected}"
+            )
 
     def _query_heads(self) -> int:
         """How many heads the query projection makes; a variant may share one."""
@@ -287,29 +298,17 @@ class MultiHeadAttention(nnx.Module):
         """Head outputs (B, Q, H, V) of projected heads. What a variant of the attention itself overrides."""
         call = {"dropout": options.dropout, "precision": self.precision, "implementation": self.implementation}
         call = {**self.scoring(options), **call, "origin": options.origin}
-        if self.bias_value is None:
+        if self.bias_key is None or self.bias_value is None:
             return mha_kernels.attention(query, key, value, head_gate=options.head_gate, **call)
-        heads, share = self._beside_bias_key(query, key, value, call)
-        heads = with_bias_value(heads, share, self.bias_value[...], options.dropout)
-        gate = options.head_gate
-        return heads if gate is None else heads * jnp.atleast_2d(gate)[:, None, :, None].astype(heads.dtype)
+        heads, share = beside_bias_key(query, key, value, self.bias_key[...], call)
+        return gated(with_bias_value(heads, share, self.bias_value[...], options.dropout), options.head_gate)
 
     def weights(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
         """Probabilities (B, H, Q, K) before dropout and gates."""
         weights = mha_kernels.attention_weights(query, key, **self.scoring(options))
         if self.bias_key is None:
             return weights
-        return weights * self._beside_bias_key(query, key, value, self.scoring(options))[1][..., None]
-
-    def _beside_bias_key(
-        self, query: jax.Array, key: jax.Array, value: jax.Array, call: dict[str, Any]
-    ) -> tuple[jax.Array, jax.Array]:
-        """Head outputs over the real keys, and the probability (B, H, Q) that the bias key leaves to them."""
-        assert self.bias_key is not None
-        heads, statistics = mha_kernels.attention_with_statistics(query, key, value, statistics=("lse",), **call)
-        assert statistics.lse is not None
-        score = bias_key_score(query, self.bias_key[...], self.scale, self.softcap)
-        return heads, real_share(statistics.lse, score)
+        return weights * beside_bias_key(query, key, value, self.bias_key[...], self.scoring(options))[1][..., None]
 
     def scoring(self, options: HeadOptions) -> dict[str, Any]:
         """Everything that decides the probabilities of projected heads, as arguments of `mha_kernels`."""
@@ -384,22 +383,3 @@ class MultiHeadAttention(nnx.Module):
         )
         output = self.combine(self.attend(query, cache.key, cache.value, options), tokens)
         return jnp.where(cache.overflowed, jnp.nan, output), cache
-
-
-def _check_choices(
-    in_features: int, num_heads: int, num_kv_heads: int, head_dim: int | None, dropout_rate: float, scale: str | float
-) -> None:
-    if min(in_features, num_heads, num_kv_heads) < 1 or num_heads % num_kv_heads:
-        raise ValueError(
-            f"MultiHeadAttention: num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}, both and "
-            f"in_features={in_features} at least 1"
-        )
-    if head_dim is None and in_features % num_heads:
-        raise ValueError(
-            f"MultiHeadAttention: in_features={in_features} is no multiple of num_heads={num_heads}; "
-            "give head_dim to free it"
-        )
-    if not 0 <= dropout_rate < 1:
-        raise ValueError(f"MultiHeadAttention: dropout_rate must be in [0, 1), got {dropout_rate}")
-    if isinstance(scale, str) and scale not in SCALES:
-        raise ValueError(f"MultiHeadAttention: scale must be a number or one of {SCALES}, got {scale!r}")

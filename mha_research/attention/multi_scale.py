@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mha_kernels import CausalMask, Mask
-from mha_kernels.operands import Tile
+from mha_kernels import CausalMask, Mask, Tile
+from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
+
+NO_DECODING = "MultiScaleAttention cannot decode: a patch is known only when its last token is"
 
 
 class PatchCausalMask(Mask):
@@ -150,3 +152,9 @@ class MultiScaleAttention(nnx.Module):
                 weights.append(level_weights)
             outputs.append(fusion[..., i : i + 1] * result)
         return (sum(outputs), weights) if return_weights else sum(outputs)
+
+    def init_cache(self, *arguments: Any, **options: Any) -> DecodeCache:
+        raise ValueError(NO_DECODING)
+
+    def decode(self, *arguments: Any, **options: Any) -> tuple[jax.Array, DecodeCache]:
+        raise ValueError(NO_DECODING)

@@ -1,10 +1,11 @@
-"""What one call adds to a module's own choices, in the form that `mha_kernels` takes."""
+"""What a module is given, checked, and what one call adds to it, in the form that `mha_kernels` takes."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from mha_kernels import Bias, DenseBias, DenseMask, Dropout, KeyPaddingMask, Mask, Origin
@@ -20,6 +21,44 @@ class HeadOptions:
     dropout: Dropout | None = None
     origin: Origin = dataclasses.field(default_factory=Origin)
     step: int | jax.Array | None = None
+
+
+def check_sizes(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int | None, dropout_rate: float) -> None:
+    """Raises ValueError where the sizes of a `MultiHeadAttention` do not fit, or for a rate outside [0, 1)."""
+    if min(in_features, num_heads, num_kv_heads) < 1 or num_heads % num_kv_heads:
+        raise ValueError(
+            f"MultiHeadAttention: num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}, both and "
+            f"in_features={in_features} at least 1"
+        )
+    if head_dim is None and in_features % num_heads:
+        raise ValueError(
+            f"MultiHeadAttention: in_features={in_features} is no multiple of num_heads={num_heads}; "
+            "give head_dim to free it"
+        )
+    if not 0 <= dropout_rate < 1:
+        raise ValueError(f"MultiHeadAttention: dropout_rate must be in [0, 1), got {dropout_rate}")
+
+
+def scale_factor(scale: str | float, width: float) -> float:
+    """What scores are multiplied by for heads of a width: "inverse_sqrt", "inverse" (muP), "none", or a number as it
+    is. Raises ValueError for another name.
+    """
+    if not isinstance(scale, str):
+        return scale
+    named = {"inverse_sqrt": width**-0.5, "inverse": 1 / width, "none": 1.0}
+    if scale not in named:
+        raise ValueError(f"scale must be a number or one of {', '.join(named)}, got {scale!r}")
+    return named[scale]
+
+
+def gated(heads: jax.Array, gate: jax.Array | None) -> jax.Array:
+    """Heads (B, Q, H, V) times gate, (H,) or (B, H); a closed head is zero, and its gate's gradient too, whatever it
+    holds.
+    """
+    if gate is None:
+        return heads
+    gate = jnp.atleast_2d(gate)[:, None, :, None].astype(heads.dtype)
+    return jnp.where(gate == 0, 0, gate * jnp.where(gate == 0, 0, heads))
 
 
 def as_mask(mask: Mask | jax.Array) -> Mask:

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mha_kernels import CausalMask, KeyPaddingMask, Mask, tile
-from mha_kernels.checks import bundle
-from mha_kernels.reference import clean_keys, whole
+import mha_kernels
+from mha_kernels import CausalMask, KeyPaddingMask, Mask
 from mha_research.attention.multi_head import MultiHeadAttention
-from mha_research.attention.options import HeadOptions
+from mha_research.attention.options import HeadOptions, gated
 
 Kind = Literal["positive", "hyperbolic", "trigonometric"]
 Features = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
@@ -143,22 +142,15 @@ class PerformerAttention(MultiHeadAttention):
             estimate = causal_estimate if causal else full_estimate
             heads = estimate(*features, value.astype(features[0].dtype), keep)
         else:
-            algebra = bundle(query, key, mask=options.mask, origin=options.origin)
-            allowed = tile.tile_allowed(whole(algebra, query.shape[1], key.shape[1]), algebra)
-            shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
-            value = clean_keys(value, jnp.broadcast_to(allowed, shape))
+            value = mha_kernels.dense(query, key, mask=options.mask, origin=options.origin).used(value)
             heads = jnp.einsum("bhqk,bkhv->bqhv", self.weights(query, key, value, options), value)
-        if options.head_gate is not None:
-            heads = heads * jnp.atleast_2d(options.head_gate)[:, None, :, None]
-        return heads.astype(query.dtype)
+        return gated(heads, options.head_gate).astype(query.dtype)
 
     def weights(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
         """The estimate of every probability (B, H, Q, K); trigonometric features may give negative ones."""
-        algebra = bundle(query, key, mask=options.mask, origin=options.origin)
-        allowed = tile.tile_allowed(whole(algebra, query.shape[1], key.shape[1]), algebra)
-        shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
-        allowed = jnp.broadcast_to(True if allowed is None else allowed, shape)
-        key = clean_keys(key, allowed)
+        problem = mha_kernels.dense(query, key, mask=options.mask, origin=options.origin)
+        allowed = jnp.ones(problem.shape, bool) if problem.allowed is None else problem.allowed
+        key = problem.used(key)
         query_log, query_sign, key_log, key_sign = self._features(query, key, options)
         top = jnp.max(key_log, axis=-1)  # (B, K, H): each key by its own largest feature
         kernel = _pairs(query_log, query_sign, key_log, key_sign, top)

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mha_kernels.algebra import Algebra
-from mha_kernels.operands import Tile
-from mha_research.attention.dense import DenseAttention, dense_softmax
+from mha_kernels import Dense
+from mha_research.attention.dense import DenseAttention
 
 
 class ShawAttention(DenseAttention):
@@ -45,23 +44,23 @@ class ShawAttention(DenseAttention):
         self.key_table = table(self.head_dim) if key_table else None
         self.value_table = table(self.value_head_dim) if value_table else None
 
-    def _row(self, at: Tile) -> jax.Array:
-        k = self.max_distance
-        return jnp.clip(at.key - at.query, -k, k) + k
+    def _row(self, problem: Dense) -> jax.Array:
+        """Row of the tables that each pair reads, (1, 1, Q, K)."""
+        return jnp.clip(problem.distance, -self.max_distance, self.max_distance) + self.max_distance
 
-    def scores_to_weights(self, scores: jax.Array, query: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
+    def scores_to_weights(self, scores: jax.Array, query: jax.Array, problem: Dense) -> jax.Array:
         if self.key_table is not None:
             table = self.key_table[...].astype(scores.dtype)
             by_row = self.scale * jnp.einsum("bqhe,re->bhqr", query.astype(scores.dtype), table)
-            row = jnp.broadcast_to(self._row(at), scores.shape)
+            row = jnp.broadcast_to(self._row(problem), scores.shape)
             scores = scores + jnp.take_along_axis(by_row, row, axis=-1)
-        return dense_softmax(scores, at, algebra)
+        return problem.softmax(scores)
 
-    def mix_values(self, weights: jax.Array, value: jax.Array, at: Tile) -> jax.Array:
-        heads = super().mix_values(weights, value, at)
+    def mix_values(self, weights: jax.Array, value: jax.Array, problem: Dense) -> jax.Array:
+        heads = super().mix_values(weights, value, problem)
         if self.value_table is None:
             return heads
         table = self.value_table[...].astype(weights.dtype)
-        member = jax.nn.one_hot(self._row(at)[0, 0], table.shape[0], dtype=weights.dtype)
+        member = jax.nn.one_hot(self._row(problem)[0, 0], table.shape[0], dtype=weights.dtype)
         by_row = jnp.einsum("bhqk,qkr->bhqr", weights, member, precision=self.precision)
         return heads + jnp.einsum("bhqr,rv->bhqv", by_row, table, precision=self.precision)

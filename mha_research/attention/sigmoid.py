@@ -7,16 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.algebra import Algebra
-from mha_kernels.operands import Tile
+from mha_kernels import Dense
 from mha_research.attention.dense import DenseAttention
 
 
 class SigmoidAttention(DenseAttention):
     """w_ij = sigmoid(s_ij + b), b = -log K unless `logit_bias` is given. Ramapuram et al. 2024.
 
-    b = -log K makes the weights of equal zero scores sum to about 1. A forbidden key has weight 0. Sinks do not apply.
-    O(Q K) memory. (The softmax with 1 in the denominator is no variant: ``add_zero_attention=True``.)
+    b = -log K makes the weights of equal zero scores sum to about 1; in `decode` K is the capacity of the cache. A
+    forbidden key has weight 0. Sinks do not apply. O(Q K) memory. (The softmax with 1 in the denominator is no variant:
+    ``add_zero_attention=True``.)
     """
 
     def __init__(self, in_features: int, num_heads: int, *sizes: Any, logit_bias: float | None = None, **choices: Any):
@@ -25,6 +25,6 @@ class SigmoidAttention(DenseAttention):
             raise ValueError("SigmoidAttention has no softmax for a sink or add_zero_attention to join")
         self.logit_bias = logit_bias
 
-    def scores_to_weights(self, scores: jax.Array, query: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
+    def scores_to_weights(self, scores: jax.Array, query: jax.Array, problem: Dense) -> jax.Array:
         bias = -jnp.log(scores.shape[-1]) if self.logit_bias is None else self.logit_bias
         return jax.nn.sigmoid(scores + bias)

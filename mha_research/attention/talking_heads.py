@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mha_kernels.algebra import Algebra
-from mha_kernels.operands import Tile
-from mha_research.attention.dense import DenseAttention, dense_softmax
+from mha_kernels import Dense
+from mha_research.attention.dense import DenseAttention
 
 
 class TalkingHeadsAttention(DenseAttention):
@@ -27,9 +26,9 @@ class TalkingHeadsAttention(DenseAttention):
         self.mix_logits = nnx.Param(jnp.eye(num_heads, dtype=self.param_dtype))
         self.mix_weights = nnx.Param(jnp.eye(num_heads, dtype=self.param_dtype))
 
-    def scores_to_weights(self, scores: jax.Array, query: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
+    def scores_to_weights(self, scores: jax.Array, query: jax.Array, problem: Dense) -> jax.Array:
         allowed = scores > -jnp.inf
         finite = jnp.where(allowed, scores, 0.0)
         logits = jnp.einsum("bhqk,hm->bmqk", finite, self.mix_logits[...].astype(scores.dtype))
-        weights = dense_softmax(jnp.where(allowed, logits, -jnp.inf), at, algebra)
+        weights = problem.softmax(jnp.where(allowed, logits, -jnp.inf))
         return jnp.einsum("bmqk,mh->bhqk", weights, self.mix_weights[...].astype(scores.dtype))

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels import reference
-from mha_kernels.checks import bundle
+import mha_kernels
 from mha_research.attention.dense import DenseAttention
 from mha_research.attention.multi_head import MultiHeadAttention
 from mha_research.attention.options import HeadOptions
@@ -80,5 +79,5 @@ def _scores(module: MultiHeadAttention, query: jax.Array, key: jax.Array, option
     plain = type(module).attend is MultiHeadAttention.attend
     if not plain and not isinstance(module, DenseAttention):
         return None
-    algebra = bundle(query, key, **module.scoring(options), origin=options.origin)
-    return reference.dense_scores(query, key, algebra, module.precision)[0]
+    problem = mha_kernels.dense(query, key, **module.scoring(options), origin=options.origin)
+    return problem.scores(query, key, module.precision)

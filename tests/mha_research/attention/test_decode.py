@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import mha_research.attention
 from mha_kernels import CausalMask, WindowMask
-from mha_research import Alibi, MultiHeadAttention, RelativeBias, Rotary
+from mha_research import Alibi, DomainAdapter, MultiHeadAttention, RelativeBias, Rotary
 from tests.mha_research.attention.helpers import build, close, normal, run
 
 B, L, D = 2, 7, 16
@@ -107,3 +108,19 @@ def test_many_single_tokens_compile_once():
         outputs.append(output)
     assert step._cache_size() == 1
     close(jnp.concatenate(outputs, 1), run(m, x, mask=CausalMask()), 1e-5)
+
+
+VARIANTS = sorted({n for n in mha_research.attention.__all__ if n.endswith("Attention")} | {"DomainAdapter"})
+CANNOT = {"ConvValueAttention", "FrameDifferenceAttention", "MultiScaleAttention"}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_decodes_what_the_full_pass_gives_or_refuses(name):
+    kind, x = getattr(mha_research, name), normal(1, B, L, D)
+    m = build(D, 2, kind=kind, **({"num_domains": 3} if kind is DomainAdapter else {}))
+    options = {"domain": jnp.array([2, 0])} if kind is DomainAdapter else {}
+    if name in CANNOT:
+        with pytest.raises(ValueError, match=f"{name} cannot decode"):
+            decode_in_parts(m, x, (3,))
+        return
+    close(decode_in_parts(m, x, (3,), **options)[0], run(m, x, mask=CausalMask(), **options), 1e-5)

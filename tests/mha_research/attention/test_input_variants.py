@@ -113,6 +113,14 @@ def pooled_plain(x):
     return np.stack([x[:, :4].mean(1), x[:, 4:].mean(1)], 1)
 
 
+def test_levels_cannot_decode():
+    m = MultiScaleAttention(D, H, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="MultiScaleAttention cannot decode"):
+        m.init_cache(B, L)
+    with pytest.raises(ValueError, match="MultiScaleAttention cannot decode"):
+        m.decode(normal(1, B, L, D), None)
+
+
 def test_patches_of_a_grid_are_squares():
     m, x = build(D, 2, kind=MultiScaleAttention, patch_sizes=(2,), grid=(2, 3)), normal(1, B, 6, D)
     image = np.asarray(x, np.float64).reshape(B, 2, 3, D)
