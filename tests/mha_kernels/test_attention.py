@@ -50,3 +50,8 @@ def test_the_problem_is_a_hard_one() -> None:
 @pytest.mark.parametrize("implementation", pr.IMPLEMENTATIONS, ids=str)
 def test_float64_to_the_last_digits(implementation: Any, x64: None) -> None:
     compare(implementation, np.float64, (1e-12, 1e-12, 1e-12))
+
+
+@pytest.mark.parametrize("dtype, bounds", [("float32", (3e-6, 3e-6, 3e-6))])
+def test_float32(dtype: str, bounds: Any) -> None:
+    compare(pr.BLOCKWISE, jnp.dtype(dtype), bounds)

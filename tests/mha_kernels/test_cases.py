@@ -8,19 +8,26 @@ import numpy as np
 import pytest
 
 import mha_kernels as mk
+from mha_kernels.pallas_tpu import PallasTPU
 from tests.mha_kernels.problems import normal
 
 SMALL = mk.Blockwise(query_tile=3, key_tile=2)
-implementations = pytest.mark.parametrize("implementation", ["reference", SMALL], ids=str)
+KERNEL = PallasTPU(128, 128, interpret=True)  # that of the GPU needs a newer JAX: test_pallas_gpu.py
+implementations = pytest.mark.parametrize("implementation", ["reference", SMALL, KERNEL], ids=str)
+TYPES = {"reference": ("float32", "bfloat16", "float16"), SMALL: ("float32", "float16"), KERNEL: ("bfloat16",)}
+typed_implementations = pytest.mark.parametrize(
+    "implementation, dtype", [(each, jnp.dtype(name)) for each, names in TYPES.items() for name in names], ids=str
+)
 
 
 def even(values: Any, queries: int, dtype: Any = jnp.float32, heads: int = 1, **options: Any) -> np.ndarray:
     """Output (Q, H) of zero scores, one example, values (K,) or (K, G): means that one can check by hand."""
     values = np.asarray(values, dtype)
     values = values.reshape(1, len(values), -1, 1)
-    query = np.zeros((1, queries, heads, 1), dtype)
-    output = jax.jit(lambda *x: mk.attention(*x, **options))(query, np.zeros_like(values), values)
+    arrays = np.zeros((1, queries, heads, 1), dtype), np.zeros_like(values), values
+    output = jax.jit(lambda *x: mk.attention(*x, **options))(*arrays)
     assert output.dtype == dtype
+    np.testing.assert_array_equal(mk.attention(*arrays, **options), output)
     return np.asarray(output, np.float64)[0, :, :, 0]
 
 
@@ -98,8 +105,7 @@ def test_booleans_select_floats_are_added_integers_are_refused(implementation: A
         even([0, 1], 1, mask=jnp.array([[0.0, -jnp.inf]]), **options)
 
 
-@implementations
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@typed_implementations
 def test_two_masks_of_finite_minimums_do_not_overflow(implementation: Any, dtype: Any) -> None:
     """transformers #27114: causal and padding planes of finfo.min were added to -inf."""
     keep, lowest = np.array([False, False, False, True, True]), jnp.finfo(dtype).min

@@ -57,3 +57,25 @@ def test_the_forward_pass_alone_is_linear_too(statistics: Any) -> None:
         return run.lower(array, array, array).compile().memory_analysis().temp_size_in_bytes
 
     assert bytes_at(2048) < 4.2 * bytes_at(512)
+
+
+def test_hessian_vector_products_hold_no_map_either() -> None:
+    length = 1024
+    array = jax.ShapeDtypeStruct((1, length, 1, E), jnp.float32)
+
+    def gradient(*arrays: Any) -> Any:
+        return jax.grad(lambda *x: (mk.attention(*x, implementation=TILES) ** 2).sum(), argnums=(0, 1, 2))(*arrays)
+
+    run = jax.jit(lambda arrays, along: jax.jvp(gradient, arrays, along))
+    program = run.lower((array,) * 3, (array,) * 3).compile()
+    assert largest_array(program) < length * length / 16
+    assert program.memory_analysis().temp_size_in_bytes < length * length
+
+
+def test_the_gram_of_many_heads_holds_no_map() -> None:
+    """At L = 8192 and 8 heads the maps would take 2 GiB."""
+    length, heads = 8192, 8
+    array = jax.ShapeDtypeStruct((1, length, heads, 64), jnp.float32)
+    program = jax.jit(lambda q, k: mk.head_gram(q, k, mask=mk.CausalMask())).lower(array, array).compile()
+    assert largest_array(program) <= length * heads * 64
+    assert program.memory_analysis().temp_size_in_bytes < 2**27

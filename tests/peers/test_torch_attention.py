@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mha_kernels import CausalMask, attention
+from mha_kernels import Blockwise, CausalMask, attention
 
 B, Q, K, H, G, E, V = 2, 5, 7, 6, 3, 11, 13
 
@@ -45,3 +45,26 @@ def test_output_and_gradients(case: str, x64: None) -> None:
     np.testing.assert_allclose(output, expected, rtol=0, atol=1e-13)
     for ours_, theirs_ in zip(gradients, expected_gradients):
         np.testing.assert_allclose(ours_, theirs_, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("implementation", ["reference", Blockwise(2, 3)], ids=str)
+def test_masks_that_leave_a_query_without_keys(additive: bool, implementation: object, x64: None) -> None:
+    """Boolean and additive (-inf) masks mean the same, here and in PyTorch: a row without keys is zero, not NaN."""
+    keep = np.random.default_rng(2).random((B, H, Q, K)) < 0.5
+    keep[0, :, 1] = False
+    planes = np.where(keep, 0.0, -np.inf)
+    inputs = arrays(3)
+    expected, expected_gradients = torch_attention(inputs, attn_mask=torch.tensor(planes if additive else keep))
+    given = {"bias": jnp.asarray(planes)} if additive else {"mask": jnp.asarray(keep)}
+
+    @jax.jit
+    def run(*x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        output, pull_back = jax.vjp(lambda *x: attention(*x, implementation=implementation, **given), *x)
+        return output, pull_back(2 * output)
+
+    output, gradients = run(*map(jnp.asarray, inputs))
+    assert (output[0, 1] == 0).all()
+    np.testing.assert_allclose(output, expected, rtol=0, atol=1e-13)
+    for ours, theirs in zip(gradients, expected_gradients):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)

@@ -10,13 +10,14 @@ import pytest
 from flax import nnx
 
 from mha_kernels import Blockwise, CausalMask, WindowMask
+from mha_kernels.pallas_tpu import PallasTPU
 from mha_research import Alibi, DropHead, MultiHeadAttention, initializers
 from tests.mha_research.attention import oracle
 from tests.mha_research.attention.helpers import build, normal, run
 
-IMPLEMENTATIONS = pytest.mark.parametrize(
-    "implementation", ["reference", Blockwise(4, 4)], ids=["reference", "blockwise"]
-)
+EACH = {"reference": "reference", "blockwise": Blockwise(4, 4), "kernel": PallasTPU(128, 128, interpret=True)}
+IMPLEMENTATIONS = pytest.mark.parametrize("implementation", list(EACH.values()), ids=list(EACH))
+TYPES = [("reference", "float16"), ("blockwise", "float16"), ("blockwise", "bfloat16"), ("kernel", "bfloat16")]
 ZERO, IDENTITY = jax.nn.initializers.zeros, initializers.identity()
 
 
@@ -85,14 +86,13 @@ def test_s04_boolean_selects_float_is_added_integers_are_refused(implementation)
         m(query, key, key_padding_mask=jnp.array([[1.0, 0.0]]))
 
 
-@IMPLEMENTATIONS
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("implementation, dtype", TYPES)
 def test_s05_s14_masks_as_large_numbers_and_half_precision(implementation, dtype):
-    m = averaging(1, implementation, dtype=dtype)
+    bound, dtype = {"bfloat16": 1e-2, "float16": 2e-3}[dtype], jnp.dtype(dtype)
+    m = averaging(1, EACH[implementation], dtype=dtype)
     x = column(9, 9, 9, 1, 3).astype(dtype)
     keep = jnp.array([[False, False, False, True, True]])
     low = jnp.finfo(dtype).min
-    bound = {jnp.float32: 1e-6, jnp.bfloat16: 1e-2, jnp.float16: 2e-3}[dtype]
     causal, padding = (jnp.where(ok, 0, low).astype(dtype) for ok in (jnp.tri(5, dtype=bool), keep))
     summed = causal[None, None] + padding[:, None, None]  # overflows to -inf, which forbids as well
     output, gradient = jax.value_and_grad(lambda x: run(m, x, bias=summed)[0, 3:, 0].sum())(x)
@@ -188,3 +188,11 @@ def test_s17_the_documented_layout_is_right_and_the_other_is_refused(implementat
     for call in ({"mask": jnp.ones((1, 1, 32, 32), bool)}, {"key_padding_mask": jnp.ones((1, 32), bool)}):
         with pytest.raises(ValueError, match="32"):
             square(swapped, **call)
+
+
+@IMPLEMENTATIONS
+def test_a_call_outside_of_jit_gives_the_same(implementation):
+    m = build(8, 2, 1, implementation=implementation)
+    x, keep = normal(0, 2, 5, 8), jnp.arange(5)[None] < jnp.array([[5], [3]])
+    call = {"mask": CausalMask(), "key_padding_mask": keep, "head_gate": jnp.array([0.5, 0.0])}
+    np.testing.assert_allclose(m(x, **call), run(m, x, **call), rtol=0, atol=1e-6)
