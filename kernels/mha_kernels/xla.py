@@ -36,6 +36,8 @@ class JaxNN:
             return f"jax.nn computes none of the statistics {', '.join(statistics)}"
         if query.dtype == jnp.float64:
             return "jax.nn computes the softmax of float64 in float32"
+        if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
+            return "XLA sums no products of float16 in float32 on a CPU"
         if value.shape[-1] != query.shape[-1]:
             return f"jax.nn needs values as wide as keys; they are {value.shape[-1]} and {query.shape[-1]}"
         reason = _mask_declines(query, key, algebra)

@@ -1,0 +1,49 @@
+"""docs/exactness.md holds what is measured: every row is measured again, the long ones by scripts/slow."""
+
+import jax
+import pytest
+
+from benchmarks import exactness
+from mha_kernels import pallas_gpu
+
+PAGE = exactness.documented()
+NEW = tuple(map(int, jax.__version__.split(".")[:2])) >= pallas_gpu.OLDEST  # has an interpreter of Mosaic GPU
+RUNS_HERE = {row for row in PAGE if NEW or row[0] != "pallas_gpu"}
+QUICK = sorted(row for row in RUNS_HERE if row[2] == 128)
+LONG = sorted(RUNS_HERE - set(QUICK))
+
+
+def check(row: tuple[str, str, int]) -> None:
+    found = exactness.measured(*row)
+    assert not exactness.too_large(found, PAGE[row], row[1]), (found, PAGE[row])
+
+
+TYPES = {
+    "reference": set(exactness.DTYPES),
+    "blockwise": set(exactness.DTYPES),
+    "xla": {"float32", "bfloat16"},
+    "pallas_tpu": {"float32", "bfloat16"},
+    "pallas_gpu": {"float16", "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_page_has_every_type_and_length(name: str) -> None:
+    lengths = {n for n in exactness.LENGTHS if n <= exactness.LONGEST[name]}
+    assert {row for row in PAGE if row[0] == name} == {(name, dtype, n) for dtype in TYPES[name] for n in lengths}
+
+
+@pytest.mark.parametrize("row", QUICK, ids=str)
+def test_a_row_of_length_128(row: tuple[str, str, int]) -> None:
+    check(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", LONG, ids=str)
+def test_any_other_row(row: tuple[str, str, int]) -> None:
+    check(row)
+
+
+def test_the_check_can_fail() -> None:
+    page = PAGE["blockwise", "float32", 128]
+    assert exactness.too_large([3 * number for number in page], page, "float32")
