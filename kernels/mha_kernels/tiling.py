@@ -145,7 +145,21 @@ class Grid(Sizes):
 
     def part(self, algebra: Algebra, programs: Programs, i: Any, j: Any) -> Algebra:
         """The algebra on tile (i, j) of a block: leaves (P|1, Qt|1, Kt|1, ...)."""
-        return jax.tree.map(lambda leaf: self._slice(leaf, *self._place(leaf, programs, i, j)), algebra)
+        return jax.tree.map(lambda leaf: self._part(leaf, programs, i, j), algebra)
+
+    def _part(self, leaf: jax.Array, programs: Programs, i: Any, j: Any) -> jax.Array:
+        rows, heads = leaf.shape[:2]
+        examples = self.programs // self.heads
+        together = programs.start is not None and examples * self.heads == self.programs
+        if together and rows in (1, self.batch) and rows * heads > 1:
+            # The programs are all heads of some examples: one slice holds what they read.
+            sizes = (examples if rows > 1 else 1, heads, *self._sizes(leaf))
+            first = programs.start // self.heads if rows > 1 else 0
+            piece = lax.dynamic_slice(leaf, _starts(first, 0, *self._tail(sizes, i, j)), sizes)
+            return jnp.broadcast_to(piece, (examples, self.heads, *sizes[2:])).reshape(-1, *sizes[2:])
+        starts, sizes = self._place(leaf, programs, i, j)
+        pieces = [lax.dynamic_slice(leaf, start, sizes).reshape(1, *sizes[2:]) for start in starts]
+        return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)
 
     def add_part(self, leaf: jax.Array, new: jax.Array, programs: Programs, i: Any, j: Any) -> jax.Array:
         """Adds the gradient of `part` to that of the whole leaf."""
@@ -157,9 +171,9 @@ class Grid(Sizes):
 
     def _place(self, leaf: jax.Array, programs: Programs, i: Any, j: Any) -> tuple[list, tuple[int, ...]]:
         """Where tile (i, j) of each program lies in an aligned leaf; one place where all programs share it."""
-        rows, heads, length_q, length_k, *rest = leaf.shape
-        sizes = (1, 1, self.query_tile if length_q > 1 else 1, self.key_tile if length_k > 1 else 1, *rest)
-        tail = (i * sizes[2], j * sizes[3], *(0 for _ in rest))
+        rows, heads = leaf.shape[:2]
+        sizes = (1, 1, *self._sizes(leaf))
+        tail = self._tail(sizes, i, j)
         if rows == heads == 1:
             return [_starts(0, 0, *tail)], sizes
         row, head = (
@@ -168,10 +182,15 @@ class Grid(Sizes):
         )
         return [_starts(row[p], head[p], *tail) for p in range(self.programs)], sizes
 
+    def _sizes(self, leaf: jax.Array) -> tuple[int, ...]:
+        """Of a tile of the leaf: all axes but the first two."""
+        _, _, length_q, length_k, *rest = leaf.shape
+        return (self.query_tile if length_q > 1 else 1, self.key_tile if length_k > 1 else 1, *rest)
+
     @staticmethod
-    def _slice(leaf: jax.Array, starts: list, sizes: tuple[int, ...]) -> jax.Array:
-        pieces = [lax.dynamic_slice(leaf, start, sizes).reshape(1, *sizes[2:]) for start in starts]
-        return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)
+    def _tail(sizes: tuple[int, ...], i: Any, j: Any) -> tuple[Any, ...]:
+        """Where tile (i, j) of these sizes starts, on all axes but the first two."""
+        return (i * sizes[2], j * sizes[3], *(0 for _ in sizes[4:]))
 
     def rows_q(self, array: jax.Array, i: Any) -> jax.Array:
         """Rows (P, Qt, ...) of query tile i from (P, padded Q, ...)."""
