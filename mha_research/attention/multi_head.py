@@ -29,6 +29,7 @@ from mha_research.attention.options import (
     scale_factor,
 )
 from mha_research.attention.position_schemes import Position
+from mha_research.attention.product import flat_dot_general
 from mha_research.attention.projection import PackedProjection
 
 XAVIER = initializers.xavier_uniform()
@@ -121,7 +122,7 @@ class MultiHeadAttention(nnx.Module):
         self._check_widths(None if output_projection else out_features)
 
         types = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision, "rngs": rngs}
-        linear: Any = functools.partial(nnx.LinearGeneral, use_bias=use_bias, **types)
+        linear: Any = functools.partial(nnx.LinearGeneral, use_bias=use_bias, dot_general=flat_dot_general, **types)
         output_shape = (num_heads, self.value_head_dim)
         query = linear(in_features, (self._query_heads(), self.head_dim), kernel_init=query_init)
         key = linear(self.key_features, (self._key_heads(), self.head_dim), kernel_init=key_init)

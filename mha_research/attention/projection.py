@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mha_research.attention.product import product
+
 
 class PackedProjection(nnx.Module):
     """[q | k | v] = x [W_Q | W_K | W_V] + [b_Q | b_K | b_V]: one matrix product where the three inputs are one array.
@@ -42,12 +44,9 @@ class PackedProjection(nnx.Module):
             (query, key, value, self.kernel[...], bias), dtype=self.dtype
         )
         if self_attention:
-            heads = self._split(jnp.matmul(query, kernel, precision=self.precision))
+            heads = self._split(product(query, kernel, self.precision))
         else:
-            heads = [
-                jnp.einsum("bld,dhe->blhe", x, part, precision=self.precision)
-                for x, part in zip((query, key, value), self._split(kernel))
-            ]
+            heads = [product(x, part, self.precision) for x, part in zip((query, key, value), self._split(kernel))]
         if bias is not None:
             heads = [h + b[None, None] for h, b in zip(heads, self._split(bias))]
         return heads[0], heads[1], heads[2]

@@ -1,5 +1,6 @@
 """A decoder language model: embeddings, blocks of causal attention and MLP, and the logits of the next token."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from flax import nnx
 
 from mha_kernels import CausalMask, HeadStatistics, Mask, SegmentMask, attention_with_statistics
 from mha_research.attention.positions import sinusoidal_at
+from mha_research.attention.product import flat_dot_general, product
 from mha_research.models.mlp import NORMS, Mlp, dropout
 
 # What is logged of every head while a model trains: nats, probabilities, and tokens.
@@ -34,13 +36,20 @@ class Block(nnx.Module):
         self.norm_placement, self.dropout_rate = norm_placement, dropout_rate
 
     def __call__(
-        self, x: jax.Array, mask: Mask, key: jax.Array | None = None, step: jax.Array | None = None
+        self,
+        x: jax.Array,
+        mask: Mask,
+        key: jax.Array | None = None,
+        step: jax.Array | None = None,
+        head_gate: jax.Array | None = None,
     ) -> jax.Array:
-        """One block on x (B, L, D); a key turns every dropout on, `step` is for those with a schedule."""
+        """One block on x (B, L, D); a key turns every dropout on, `step` is for those with a schedule, `head_gate`
+        (B, H) multiplies the heads."""
         keys = (None, None, None) if key is None else tuple(jax.random.split(key, 3))
 
         def attend(x: jax.Array) -> jax.Array:
-            return self.attention(x, mask=mask, deterministic=key is None, rngs=keys[0], step=step)
+            options = {"deterministic": key is None, "rngs": keys[0], "step": step, "head_gate": head_gate}
+            return self.attention(x, mask=mask, **options)
 
         x = self._residual(x, attend, self.attention_norm, keys[1])
         return self._residual(x, self.mlp, self.mlp_norm, keys[2])
@@ -75,6 +84,16 @@ class Block(nnx.Module):
         if self.norm_placement == "pre":
             return x + dropout(branch(norm(x)), self.dropout_rate, key)
         return norm(x + dropout(branch(x), self.dropout_rate, key))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _block(graphdef: Any, state: Any, *args: Any) -> jax.Array:
+    return nnx.merge(graphdef, state)(*args)
+
+
+@functools.partial(jax.checkpoint, static_argnums=0)
+def _recomputed_block(graphdef: Any, state: Any, *args: Any) -> jax.Array:
+    return _block(graphdef, state, *args)
 
 
 def _mask(segments: jax.Array | None) -> Mask:
@@ -147,7 +166,11 @@ class DecoderLM(nnx.Module):
         )
         self.norm = make_norm() if norm_placement == "pre" else None
         self.output = (
-            None if tie_embeddings else nnx.Linear(d_model, vocabulary_size, use_bias=False, dtype=dtype, rngs=rngs)
+            None
+            if tie_embeddings
+            else nnx.Linear(
+                d_model, vocabulary_size, use_bias=False, dtype=dtype, dot_general=flat_dot_general, rngs=rngs
+            )
         )
         self.position, self.dropout_rate, self.remat, self.dtype = position, dropout_rate, remat, dtype
 
@@ -159,17 +182,20 @@ class DecoderLM(nnx.Module):
         *,
         key: jax.Array | None = None,
         step: jax.Array | None = None,
+        head_gates: jax.Array | None = None,
     ) -> jax.Array:
         """Logits (B, L, vocabulary), float32, of the token after each of `tokens` (B, L).
 
         `positions` (B, L) counts from 0 in each packed document (0 ... L-1 unless given); tokens of unequal `segments`
         (B, L) do not see each other. A `key` turns every dropout on; without one the result is deterministic.
+        `head_gates` (N, B, H) or (N, H) multiply the heads of the N blocks.
         """
         mask = _mask(segments)
         keys = [None] * (len(self.blocks) + 1) if key is None else list(jax.random.split(key, len(self.blocks) + 1))
         x = dropout(self._embed(tokens, positions), self.dropout_rate, keys[-1])
-        for block, block_key in zip(self.blocks, keys):
-            x = self._apply(block, x, mask, block_key, step)
+        gates = [None] * len(self.blocks) if head_gates is None else list(head_gates)
+        for block, block_key, gate in zip(self.blocks, keys, gates):
+            x = self._apply(block, x, mask, block_key, step, gate)
         return self._logits(x)
 
     def attention_weights(
@@ -206,14 +232,10 @@ class DecoderLM(nnx.Module):
             layers.append(layer)
         return self._logits(x), DecoderCache(tuple(layers), cache.seen + tokens.shape[1])
 
-    def _apply(
-        self, block: Block, x: jax.Array, mask: Mask, key: jax.Array | None, step: jax.Array | None
-    ) -> jax.Array:
-        if not self.remat:
-            return block(x, mask, key, step)
-        # Parameters enter as an argument, so that the checkpoint is of a function of arrays and not of a module.
+    def _apply(self, block: Block, *args: Any) -> jax.Array:
+        # As functions of arrays: blocks of one kind are traced once, however many there are.
         graphdef, state = nnx.split(block)
-        return jax.checkpoint(lambda state, *args: nnx.merge(graphdef, state)(*args))(state, x, mask, key, step)
+        return (_recomputed_block if self.remat else _block)(graphdef, state, *args)
 
     def _embed(self, tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
         positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
@@ -228,7 +250,7 @@ class DecoderLM(nnx.Module):
 
     def _logits(self, x: jax.Array) -> jax.Array:
         x = x if self.norm is None else self.norm(x)
-        logits = self.embed.attend(x) if self.output is None else self.output(x)
+        logits = product(x, self.embed.embedding[...].T.astype(self.dtype)) if self.output is None else self.output(x)
         return logits.astype(jnp.float32)
 
     def forward_flops(self, length: int) -> int:

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mha_research.attention.product import flat_dot_general
+
 ACTIVATIONS = {"gelu": nnx.gelu, "relu": nnx.relu, "swiglu": nnx.silu}
 NORMS = {"rms_norm": nnx.RMSNorm, "layer_norm": nnx.LayerNorm}
 
@@ -25,7 +27,8 @@ class Mlp(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, use_bias=use_bias, dtype=dtype, rngs=rngs)
+            options = {"use_bias": use_bias, "dtype": dtype, "dot_general": flat_dot_general}
+            return nnx.Linear(inputs, outputs, rngs=rngs, **options)
 
         self.hidden, self.output = linear(d_model, width), linear(width, d_model)
         self.gate = linear(d_model, width) if activation == "swiglu" else None
