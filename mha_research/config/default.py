@@ -110,6 +110,9 @@ ATTENTION: Schema = {
                 "schedule": optional(str, "of the rate (constant)", ("constant", "linear", "v_shaped")),
                 "steps": optional(int, "length of the schedule, required by all but constant"),
                 "start_rate": optional(float, "rate at the start (linear 0, v_shaped rate)"),
+                "importance_power": optional(
+                    float, "above 0 heads that matter are dropped more often, below 0 less often (0: all alike)"
+                ),
             },
         },
         "dropping of whole heads",

@@ -11,10 +11,12 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from mha_research.attention import HeadImportance
 from mha_research.config import ConfigError, default_config, flat, from_json, from_values, to_json
 from mha_research.models.decoder import HEAD_STATISTICS
 from mha_research.tasks import TaskSpec
 from mha_research.training.build import build_model
+from mha_research.training.importance import head_sums, open_gates, updated, zero_head_sums
 from mha_research.training.optimizer import build_optimizer, build_schedule
 
 Batch = dict[str, Any]
@@ -45,11 +47,12 @@ def zero_sums(shape: tuple[int, ...] = ()) -> Sums:
     return {name: jnp.zeros(shape, jnp.float32) for name in ("loss", "hits", "count")}
 
 
-def accumulate(loss_and_grad: Any, params: Any, batch: Batch, parts: int) -> tuple[Sums, Any]:
+def accumulate(loss_and_grad: Any, params: Any, batch: Batch, parts: int, zero: Sums | None = None) -> tuple[Sums, Any]:
     """Sums and the gradient of the mean loss over the batch, which is computed in `parts` one after the other.
 
     Every part is divided by the number of real tokens in the *whole* batch, so parts with few of them weigh little and
-    the result is that of the undivided batch. `loss_and_grad(params, part, index, total)` gives ((_, sums), gradient).
+    the result is that of the undivided batch. `loss_and_grad(params, part, index, total)` gives ((_, sums), gradient);
+    `zero` is what the sums start from (`zero_sums`).
     """
     total = jnp.maximum(jnp.sum(batch["mask"], dtype=jnp.float32), 1.0)
     if parts == 1:
@@ -63,7 +66,7 @@ def accumulate(loss_and_grad: Any, params: Any, batch: Batch, parts: int) -> tup
         (_, sums), gradient = loss_and_grad(params, part, index, total)
         return jax.tree.map(jnp.add, carry, (sums, gradient)), None
 
-    start = (zero_sums(), jax.tree.map(jnp.zeros_like, params))
+    start = (zero_sums() if zero is None else zero, jax.tree.map(jnp.zeros_like, params))
     return jax.lax.scan(add, start, (jnp.arange(parts), split))[0]
 
 
@@ -72,7 +75,8 @@ class Program:
     """The compiled functions for one config and task.
 
     The state is a dict: `params`, `optimizer`, `step` (updates tried), `key`, `skipped` and `skipped_in_a_row` (updates
-    not made for a non-finite gradient), `sums` (of the training metrics since the last log row).
+    not made for a non-finite gradient), `sums` (of the training metrics since the last log row), and `importance` of
+    the heads where an importance-weighted DropHead asks for it.
     """
 
     init: Any  # seed -> state
@@ -80,12 +84,13 @@ class Program:
     evaluate: Any  # (params, sums, batch) -> sums, (documents,) each
     head_statistics: Any  # (params, batch) -> {name: (layers, H)}, means over the real tokens
     graphdef: Any
+    importance: Any  # of every head at the start; nothing but DropHead in training reads it
     parameters: int
     forward_flops: int
 
     def model(self, params: Any) -> Any:
         """The module with these parameters."""
-        return nnx.merge(self.graphdef, params)
+        return nnx.merge(self.graphdef, params, self.importance)
 
 
 def build_program(config: ConfigDict, spec: TaskSpec) -> Program:
@@ -101,13 +106,15 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
     parts, log_every = config.train.accumulate, config.train.log_every
     optimizer, schedule = build_optimizer(config), build_schedule(config)
     abstract = nnx.eval_shape(lambda: build_model(config, spec, nnx.Rngs(0)))
-    graphdef, abstract_params = _split(abstract)
+    graphdef, abstract_params, abstract_importance = _split(abstract)
+    importance = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), abstract_importance)
 
     def init(seed: jax.Array) -> State:
         params_key, key = jax.random.split(jax.random.key(seed))
-        _, params = _split(build_model(config, spec, nnx.Rngs(params_key)))
+        _, params, _ = _split(build_model(config, spec, nnx.Rngs(params_key)))
         zero = jnp.zeros((), jnp.int32)
-        return {
+        own = {"importance": importance} if importance else {}
+        return own | {
             "params": params,
             "optimizer": optimizer.init(params),
             "step": zero,
@@ -117,26 +124,35 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
             "sums": zero_sums() | {"grad_norm": jnp.zeros(()), "updates": jnp.zeros(())},
         }
 
-    def forward(params: Any, batch: Batch, **kwargs: Any) -> jax.Array:
-        model = nnx.merge(graphdef, params)
+    def forward(params: Any, importance: Any, batch: Batch, **kwargs: Any) -> jax.Array:
+        model = nnx.merge(graphdef, params, importance)
         return model(**{name: batch[name] for name in model.inputs if name in batch}, **kwargs)
 
     def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         key = jax.random.fold_in(state["key"], state["step"])
 
-        def loss(params: Any, part: Batch, index: jax.Array, total: jax.Array) -> tuple[jax.Array, Sums]:
-            logits = forward(params, part, key=jax.random.fold_in(key, index), step=state["step"])
-            sums = token_sums(logits, part["targets"], part["mask"])
+        scores = state.get("importance", {})
+
+        def loss(params: Any, gates: Any, part: Batch, index: jax.Array, total: jax.Array) -> tuple[jax.Array, Sums]:
+            options = {"key": jax.random.fold_in(key, index), "step": state["step"], "head_gates": gates}
+            sums = token_sums(forward(params, scores, part, **options), part["targets"], part["mask"])
             return sums["loss"] / total, sums
 
-        loss_and_grad = jax.value_and_grad(loss, has_aux=True)
-        sums, gradient = accumulate(loss_and_grad, state["params"], batch, parts)
+        def loss_and_grad(params: Any, part: Batch, index: jax.Array, total: jax.Array) -> Any:
+            gates = open_gates(scores, len(part["mask"]))
+            derive = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+            (value, sums), (gradient, of_gates) = derive(params, gates, part, index, total)
+            return (value, sums | head_sums(of_gates)), gradient
+
+        sums, gradient = accumulate(loss_and_grad, state["params"], batch, parts, zero_sums() | zero_head_sums(scores))
         grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
         changes, new_optimizer = optimizer.update(gradient, state["optimizer"], state["params"])
         new = {"params": optax.apply_updates(state["params"], changes), "optimizer": new_optimizer}
+        if scores:
+            new["importance"] = updated(scores, sums)
         new = jax.tree.map(functools.partial(jnp.where, finite), new, {name: state[name] for name in new})
-        sums = sums | {"grad_norm": grad_norm, "updates": jnp.ones(())}
+        sums = {name: sums[name] for name in zero_sums()} | {"grad_norm": grad_norm, "updates": jnp.ones(())}
         # The sums begin anew after each log row: being part of the state, a resumed run logs what the uninterrupted one
         # does.
         begin = state["step"] % log_every == 0
@@ -156,12 +172,12 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
         }
 
     def evaluate(params: Any, sums: Sums, batch: Batch) -> Sums:
-        values = token_values(forward(params, batch), batch["targets"], batch["mask"])
+        values = token_values(forward(params, importance, batch), batch["targets"], batch["mask"])
         document = batch.get("document", jnp.zeros_like(batch["targets"]))
         return {name: sums[name].at[document].add(value) for name, value in values.items()}
 
     def head_statistics(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        model = nnx.merge(graphdef, params)
+        model = nnx.merge(graphdef, params, importance)
         layers = model.head_statistics(**{name: batch[name] for name in model.inputs if name in batch})
         weight = (batch["mask"] / jnp.maximum(jnp.sum(batch["mask"]), 1))[:, None, :]
         return {
@@ -175,14 +191,16 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
         evaluate=jax.jit(evaluate),
         head_statistics=jax.jit(head_statistics),
         graphdef=graphdef,
+        importance=importance,
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params)),
         forward_flops=abstract.forward_flops(spec.length),
     )
 
 
-def _split(model: nnx.Module) -> tuple[Any, Any]:
-    """Graph definition and parameters as a plain dict. A model that keeps any other state is refused."""
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
+def _split(model: nnx.Module) -> tuple[Any, Any, Any]:
+    """Graph definition, and parameters and head importance as plain dicts. A model that keeps other state is
+    refused."""
+    graphdef, params, importance, rest = nnx.split(model, nnx.Param, HeadImportance, ...)  # type: ignore[misc]
     if jax.tree.leaves(rest):
         raise ConfigError(f"model: only parameters may be kept in a model, got {list(nnx.to_pure_dict(rest))}")
-    return graphdef, nnx.to_pure_dict(params)
+    return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(importance)
