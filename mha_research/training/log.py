@@ -4,13 +4,13 @@ import json
 import math
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from mha_research.training.events import Events
 from mha_research.training.files import read_rows, write_atomically
 
 _SECONDS_BETWEEN_PLAIN_LINES = 5.0
@@ -32,9 +32,7 @@ class Log:
         self._progress = self._start_progress(total_steps, step) if self._console.is_terminal else None
         self._last_line = -float("inf")
         self._total_steps = total_steps
-        # Importing and writing events happens beside the training, in order, on one thread.
-        self._events = ThreadPoolExecutor(1) if tensorboard else None
-        self._writer = self._events.submit(_open_events, workdir / "tensorboard", step) if self._events else None
+        self._events = Events(workdir / "tensorboard", step) if tensorboard else None
 
     def __enter__(self) -> "Log":
         return self
@@ -43,9 +41,8 @@ class Log:
         self._file.close()
         if self._progress:
             self._progress.stop()
-        if self._events and self._writer:
-            self._events.submit(self._writer.result().close).result()
-            self._events.shutdown()
+        if self._events:
+            self._events.close()
 
     def row(self, step: int, values: dict[str, float]) -> None:
         """One row, and what of it a person should see. Raises OSError when the disk does not take it."""
@@ -55,8 +52,8 @@ class Log:
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        if self._events and self._writer:
-            self._events.submit(_write_events, self._writer, step, values)
+        if self._events:
+            self._events.write(step, values)
         self._show(step, values)
 
     def newest(self, name: str) -> float | None:
@@ -80,18 +77,18 @@ class Log:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _show(self, step: int, values: dict[str, float]) -> None:
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if name in _SHOWN)
+        shown = "  ".join(f"{name} {_number(value)}" for name, value in values.items() if name in _SHOWN)
+        if "time/seconds_left" in values:
+            shown += f"  {_duration(values['time/seconds_left'])} left"
         evaluated = any(name.startswith(("valid/", "test/")) for name in values)
         if self._progress and not evaluated:
             self._progress.update(self._task, completed=step, shown=shown)
         elif evaluated or time.monotonic() - self._last_line > _SECONDS_BETWEEN_PLAIN_LINES:
             self._last_line = time.monotonic()
-            left = values.get("time/seconds_left")
-            ending = "" if left is None else f"  {_duration(left)} left"
-            self.say(f"step {step}/{self._total_steps}  {shown}{ending}")
+            self.say(f"step {step}/{self._total_steps}  {shown}")
 
     def _start_progress(self, total_steps: int, step: int) -> Progress:
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"))
         progress = Progress(*columns, console=self._console, transient=True)
         self._task = progress.add_task("train", total=total_steps, completed=step, shown="")
         progress.start()
@@ -113,18 +110,11 @@ _SHOWN = (
 )
 
 
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
-
-
-def _open_events(folder: Path, step: int) -> Any:
-    from tensorboardX import SummaryWriter
-
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
-
-
-def _write_events(writer: Any, step: int, values: dict[str, float]) -> None:
-    for name, value in values.items():
-        writer.result().add_scalar(name, value, step)

@@ -135,7 +135,8 @@ class Loop:
         diverged = ""
         for step in range(start + 1, options.steps + 1):
             self.profiler.step()
-            self.state, metrics = self.program.update(self.state, next(batches))
+            with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                self.state, metrics = self.program.update(self.state, next(batches))
             diverged = self._read(unread)
             unread = (step, metrics)
             last = step == options.steps

@@ -12,7 +12,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from mha_research.config import default_config, override
-from mha_research.training import Checkpoints
+from mha_research.training import Checkpoints, train
 from mha_research.training.build import build_task
 from mha_research.training.step import build_program
 
@@ -34,6 +34,7 @@ TINY = {
     "train.log_every": 5,
     "train.eval_every": 4,
     "train.checkpoint_every": 4,
+    "train.max_skipped": 3,
     "run.tensorboard": False,
     "run.baselines": False,
 }
@@ -62,3 +63,13 @@ def fingerprint() -> Callable[..., dict[str, Any]]:
         }
 
     return of
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(
+    tiny: ConfigDict, fingerprint: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The fingerprint of a run of `tiny` that nothing happened to."""
+    workdir = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    train(tiny, workdir)
+    return fingerprint(tiny, workdir)

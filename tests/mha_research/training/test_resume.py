@@ -21,15 +21,6 @@ class Killed(BaseException):
     """Stands for SIGKILL where the process must live on: nothing catches it, nothing is saved."""
 
 
-@pytest.fixture(scope="session")
-def uninterrupted(
-    tiny: ConfigDict, fingerprint: Fingerprint, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    workdir = tmp_path_factory.mktemp("runs") / "uninterrupted"
-    train(tiny, workdir)
-    return fingerprint(tiny, workdir)
-
-
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
     """Makes the next run act just before the update of the given step."""
     original = loop_module.train_batches
@@ -159,25 +150,23 @@ def test_a_torn_last_line_is_repaired(
 def test_a_finished_run_returns_at_once_and_changes_nothing(
     tiny: ConfigDict, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = override(tiny, {"train.steps": 2})
-    first = train(config, tmp_path / "run")
+    first = train(tiny, tmp_path / "run")
     files = {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "run").rglob("*"))}
     monkeypatch.setattr(loop_module, "build_task", kill)
-    assert train(config, tmp_path / "run") == first
+    assert train(tiny, tmp_path / "run") == first
     assert files == {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "run").rglob("*"))}
     assert first.status == "finished"
     assert json.loads((tmp_path / "run/result.json").read_text())["metrics"] == dict(first.metrics)
 
 
 def test_a_used_directory_is_refused_with_the_differences(tiny: ConfigDict, tmp_path: pathlib.Path) -> None:
-    config = override(tiny, {"train.steps": 2})
-    train(config, tmp_path / "run")
+    train(tiny, tmp_path / "run")
     with pytest.raises(WorkdirError, match=r"another config: seed 0 -> 5, model\.attention\.num_heads 2 -> 4; choose"):
-        train(override(config, {"seed": 5, "model.attention.num_heads": 4}), tmp_path / "run")
+        train(override(tiny, {"seed": 5, "model.attention.num_heads": 4}), tmp_path / "run")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/precious.txt").write_text("mine")
     with pytest.raises(WorkdirError, match=r"holds no config\.json, but precious\.txt; choose another"):
-        train(config, tmp_path / "notes")
+        train(tiny, tmp_path / "notes")
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["precious.txt"]
 
 
