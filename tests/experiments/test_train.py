@@ -108,13 +108,13 @@ def test_a_process_that_is_stopped_and_killed_in_mid_save_ends_with_the_same_bit
     assert killed.returncode == -signal.SIGKILL
     assert list((folder / "parts/checkpoints").glob("*tmp*"))
 
-    last = start(folder, command(folder, "parts"), module)
+    last = start(folder, command(folder, "parts", "--config.run.data_workers=2"), module)
     output, errors = last.communicate(timeout=300)
     assert last.returncode == 0, errors
     assert "goes on after step" in output
     assert deterministic(folder / "parts") == deterministic(folder / "whole")
     starts = [json.loads(line) for line in (folder / "parts/provenance.jsonl").read_text().splitlines()]
-    assert [row["overrides"] for row in starts] == [{}, {"run.data_workers": "1"}, {}]
+    assert [row["overrides"] for row in starts] == [{}, {"run.data_workers": "1"}, {"run.data_workers": "2"}]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,12 @@ VOCABULARY, LENGTH, WIDTH = 11, 7, 12
 
 
 def make(
-    attention_position: Any = None, seed: int = 0, attention_dropout: float = 0.0, num_layers: int = 1, **options: Any
+    attention_position: Any = None,
+    seed: int = 0,
+    attention_dropout: float = 0.0,
+    num_layers: int = 1,
+    implementation: str = "auto",
+    **options: Any,
 ) -> DecoderLM:
     attention = functools.partial(
         MultiHeadAttention,
@@ -26,6 +31,7 @@ def make(
         position=attention_position,
         dtype=options.get("dtype", jnp.float32),
         dropout_rate=attention_dropout,
+        implementation=implementation,
     )
     return DecoderLM(VOCABULARY, num_layers, WIDTH, attention, length=LENGTH, rngs=nnx.Rngs(seed), **options)
 
@@ -111,7 +117,8 @@ def test_decoding_in_pieces_gives_the_same_logits(kind: str, tokens: jax.Array) 
 
 def test_remat_changes_no_gradient(tokens: jax.Array) -> None:
     def gradient(remat: bool) -> Any:
-        graphdef, state = nnx.split(make(Rotary(), num_layers=2, remat=remat, dropout_rate=0.4, attention_dropout=0.3))
+        options = {"implementation": "reference", "dropout_rate": 0.4, "attention_dropout": 0.3}
+        graphdef, state = nnx.split(make(Rotary(), num_layers=2, remat=remat, **options))
 
         def loss(state: Any) -> jax.Array:
             return jnp.sum(nnx.merge(graphdef, state)(tokens, key=jax.random.key(5)) ** 2)
@@ -144,8 +151,12 @@ def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_computes_close_to_single_with_single_parameters(dtype: Any, tokens: jax.Array) -> None:
-    """S14: masked float16 is finite, forward and backward; logits and parameters are float32."""
-    model, exact = make(Rotary(), dtype=dtype), make(Rotary())
+    """S14: masked float16 is finite, forward and backward; logits and parameters are float32.
+
+    The dense implementation, for XLA takes most of a minute to compile the loops of the other one in float16.
+    """
+    implementation = "reference" if dtype == jnp.float16 else "auto"
+    model, exact = make(Rotary(), dtype=dtype, implementation=implementation), make(Rotary())
     segments = jnp.broadcast_to(jnp.arange(LENGTH) // 3, tokens.shape)
     graphdef, state = nnx.split(model)
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.to_pure_dict(state))} == {jnp.dtype(jnp.float32)}
@@ -208,10 +219,8 @@ def test_a_sample_follows_the_logits() -> None:
         padded = sequence + [0] * (6 - len(sequence))
         assert int(token) == int(jnp.argmax(run(model, jnp.array([padded]))[0, len(sequence) - 1]))
         sequence.append(token)
-    drawn = np.concatenate([sample(model, prompt, 50, jax.random.key(s), forbidden=5) for s in range(4)])
-    assert set(drawn.tolist()) == set(range(VOCABULARY)) - {5}
-    np.testing.assert_array_equal(
-        sample(model, prompt, 9, jax.random.key(1)), sample(model, prompt, 9, jax.random.key(1))
-    )
+    draws = [sample(model, prompt, 50, jax.random.key(seed), forbidden=5) for seed in (0, 1, 2, 3, 0)]
+    assert set(np.concatenate(draws).tolist()) == set(range(VOCABULARY)) - {5}
+    np.testing.assert_array_equal(draws[0], draws[-1])
     with pytest.raises(ValueError, match=r"sample needs a prompt of one or more tokens.*got shape \(0,\), 3 and 1\.0"):
         sample(model, jnp.zeros(0, jnp.int32), 3, jax.random.key(0))

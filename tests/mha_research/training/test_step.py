@@ -1,5 +1,6 @@
 """The update: loss per real token (S25), what is decayed, schedules, and gradients that are not finite."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -17,7 +18,7 @@ from mha_research.training import train
 from mha_research.training.build import build_task
 from mha_research.training.evaluate import head_row
 from mha_research.training.optimizer import build_optimizer, build_schedule, decayed
-from mha_research.training.step import accumulate, build_program, token_sums, zero_sums
+from mha_research.training.step import Program, accumulate, build_program, token_sums, zero_sums
 
 
 def linear_loss(w: jax.Array, batch: dict[str, jax.Array], _: Any, total: jax.Array) -> tuple[jax.Array, dict]:
@@ -29,6 +30,11 @@ def linear_loss(w: jax.Array, batch: dict[str, jax.Array], _: Any, total: jax.Ar
 def accumulated(c: list[list[float]], mask: list[list[int]], parts: int, w: float = 0.0) -> tuple[dict, jax.Array]:
     batch = {"c": jnp.array(c), "mask": jnp.array(mask, bool)}
     return accumulate(jax.value_and_grad(linear_loss, has_aux=True), jnp.float32(w), batch, parts)
+
+
+def placed(state: Any) -> Any:
+    """Where the loop puts it; a state placed otherwise would have the update compiled once more."""
+    return jax.device_put(state, jax.devices()[0])
 
 
 C = [[10.0] + [1000.0] * 8, [0.0] * 9]
@@ -117,9 +123,15 @@ def test_only_kernels_are_decayed_whatever_their_rank() -> None:
         "optimizer.rule.weight_decay": 0.5,
     }
     config = override(default_config(), ours)
-    params = jax.tree.map(jnp.ones_like, build_program(config, TaskSpec("language_model", 7, 5)).init(0)["params"])
+    shapes = jax.eval_shape(build_program(config, TaskSpec("language_model", 7, 5)).init, 0)["params"]
+    params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), shapes)
     optimizer = build_optimizer(config)
-    changes, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+
+    @jax.jit
+    def change(params: Any) -> Any:
+        return optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)[0]
+
+    changes = change(params)
     moved = {
         jax.tree_util.keystr(path, simple=True, separator="/"): bool((leaf != 0).any())
         for path, leaf in jax.tree_util.tree_leaves_with_path(changes)
@@ -176,7 +188,7 @@ def test_parts_of_a_batch_give_the_update_of_the_whole(tiny: ConfigDict) -> None
     results = []
     for parts in (1, 2, 3):
         program = build_program(override(quiet, {"train.accumulate": parts}), task.spec)
-        state, metrics = program.update(program.init(1), batch)
+        state, metrics = program.update(placed(program.init(1)), batch)
         results.append((state["params"], metrics["sums"]))
         counts = [int(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state["optimizer"]) if leaf.ndim == 0]
         assert set(counts) == {1}  # the schedule's step counts updates, not parts
@@ -187,7 +199,7 @@ def test_parts_of_a_batch_give_the_update_of_the_whole(tiny: ConfigDict) -> None
 def test_an_update_that_is_not_finite_is_skipped_and_counted(tiny: ConfigDict) -> None:
     task = build_task(tiny)
     program = build_program(tiny, task.spec)
-    state = program.init(0)
+    state = placed(program.init(0))
     state["params"]["norm"]["scale"] = jnp.full_like(state["params"]["norm"]["scale"], jnp.nan)
     before = jax.tree.map(np.array, {name: state[name] for name in ("params", "optimizer")})
     state, metrics = program.update(state, task.train_batches(0, 6)[0])
@@ -201,13 +213,24 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(tiny: ConfigDict) -
 
 
 def test_a_run_that_diverges_says_so_and_stays_so(tiny: ConfigDict, tmp_path: pathlib.Path) -> None:
-    config = override(tiny, {"optimizer.learning_rate": 1e30, "train.max_skipped": 3, "train.steps": 30})
-    result = train(config, tmp_path / "run")
+    def build(config: ConfigDict, spec: TaskSpec) -> Program:
+        """The program with a parameter that is not a number, so that no update is finite."""
+        program = build_program(config, spec)
+
+        def init(seed: int) -> Any:
+            state = program.init(seed)
+            state["params"]["norm"]["scale"] *= jnp.nan
+            return state
+
+        return dataclasses.replace(program, init=init)
+
+    result = train(tiny, tmp_path / "run", build=build)
     assert result.status == "diverged"
-    assert result.step < 30
+    assert result.step == 4  # the metrics of the third update are read when the fourth has begun
+    assert result.message.startswith("diverged at step 3")
     assert "3 updates in a row was not finite; lower optimizer.learning_rate" in result.message
     assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "diverged"
-    assert train(config, tmp_path / "run") == result
+    assert train(tiny, tmp_path / "run") == result
 
 
 def test_one_program_serves_every_seed_and_directory(tiny: ConfigDict) -> None:
