@@ -27,8 +27,9 @@ class Mlp(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         def linear(inputs: int, outputs: int) -> nnx.Linear:
-            options = {"use_bias": use_bias, "dtype": dtype, "dot_general": flat_dot_general}
-            return nnx.Linear(inputs, outputs, rngs=rngs, **options)
+            return nnx.Linear(
+                inputs, outputs, use_bias=use_bias, dtype=dtype, dot_general=flat_dot_general, rngs=rngs
+            )
 
         self.hidden, self.output = linear(d_model, width), linear(width, d_model)
         self.gate = linear(d_model, width) if activation == "swiglu" else None
