@@ -36,7 +36,7 @@ class Dense:
         return self.at.key - self.at.query
 
     @property
-    def allowed(self) -> jax.Array | None:
+    def attendable(self) -> jax.Array | None:
         """(B, H, Q, K) boolean: which entries mask, bias and head gate leave; None where they leave all."""
         allowed = tile.tile_allowed(self.at, self.algebra)
         return None if allowed is None else jnp.broadcast_to(allowed, self.shape)
@@ -44,7 +44,7 @@ class Dense:
     def scores(self, query: jax.Array, key: jax.Array, precision: Any = None) -> jax.Array:
         """(B, H, Q, K) of query (B, Q, H, E) and key (B, K, G, E), scaled, softcapped, biased, -inf where forbidden."""
         batch, heads, length_q, _ = self.shape
-        dtype, groups, allowed = accumulation_dtype(query, key), key.shape[2], self.allowed
+        dtype, groups, allowed = accumulation_dtype(query, key), key.shape[2], self.attendable
         if allowed is not None:
             query = tile.keep_used(query.swapaxes(1, 2), allowed, axis=-1).swapaxes(1, 2)
         grouped = query.reshape(batch, length_q, groups, heads // groups, -1).astype(dtype)
@@ -64,7 +64,7 @@ class Dense:
 
     def used(self, rows: jax.Array) -> jax.Array:
         """Keys or values (B, K, G, ...) with those that no query of their group may attend set to zero."""
-        allowed = self.allowed
+        allowed = self.attendable
         return rows if allowed is None else used_rows(rows, allowed)
 
 

@@ -149,7 +149,7 @@ class PerformerAttention(MultiHeadAttention):
     def weights(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
         """The estimate of every probability (B, H, Q, K); trigonometric features may give negative ones."""
         problem = mha_kernels.dense(query, key, mask=options.mask, origin=options.origin)
-        allowed = jnp.ones(problem.shape, bool) if problem.allowed is None else problem.allowed
+        allowed = jnp.ones(problem.shape, bool) if problem.attendable is None else problem.attendable
         key = problem.used(key)
         query_log, query_sign, key_log, key_sign = self._features(query, key, options)
         top = jnp.max(key_log, axis=-1)  # (B, K, H): each key by its own largest feature
