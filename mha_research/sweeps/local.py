@@ -189,7 +189,10 @@ def _serve(workdir: str, slot: Slot, memory: float, connection: Connection) -> N
         except Interrupted:
             return
         keep = _resident_bytes() < memory
-        connection.send((ended, keep))
+        try:
+            connection.send((ended, keep))
+        except OSError:  # the sweep was stopped meanwhile; how the run ended is on the disk
+            return
         if not keep:
             return
 
