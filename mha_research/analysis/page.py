@@ -17,7 +17,7 @@ h3 { font-size: 1rem; margin: 0; } p { margin: .4rem 0; } .soft, figcaption { co
 small, figcaption { font-size: .85rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; width: 100%; overflow-wrap: normal;
 } th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top;
-  font-variant-numeric: tabular-nums; }
+  font-variant-numeric: tabular-nums; white-space: nowrap; } .text td, td:first-child { white-space: normal; }
 th { font-weight: 600; } th:first-child, td:first-child, .text td, .text th { text-align: left; }
 .claim { border: 1px solid var(--line); border-left: .35rem solid var(--inconclusive); background: var(--card);
   padding: .8rem 1rem; margin: .8rem 0; border-radius: .3rem; break-inside: avoid; }
@@ -30,7 +30,10 @@ block; } .figures { display: grid; grid-template-columns: repeat(auto-fit, minma
 font-size: .8rem; } details { margin: .6rem 0; } summary { cursor: pointer; }
 @media print { :root { --ink: #000; --soft: #444; --paper: #fff; --line: #bbb; --card: #fff; --supported: #00704d;
   --contradicted: #b3400b; --inconclusive: #444; color-scheme: light; } body { max-width: none; padding: 0; font-size:
-  11pt; } .scroll { overflow: visible; } pre { white-space: pre-wrap; } h2 { break-after: avoid; } }
+  10pt; } .scroll { overflow: visible; break-inside: avoid; } table { font-size: .75rem; }
+  th, td { padding: .15rem .4rem; } pre { white-space: pre-wrap; } h2, h2 + p { break-after: avoid; }
+  .claim:has(.claim) { break-inside: auto; }
+  .figures { grid-template-columns: 1fr 1fr; } figure svg { max-height: 12cm; } }
 """
 
 

@@ -26,13 +26,13 @@ def power_of(verdict: Verdict, claim: Claim, family: int) -> str:
     `family` is the number of contrasts of the sweep, by which Holm's first step divides.
     """
     d = [x for x in verdict.values if math.isfinite(x)]
-    sd = pd.Series(d, dtype=float).std()
+    mean, sd = pd.Series(d, dtype=float).agg(["mean", "std"])
     if len(d) < MIN_SEEDS or not sd > 0:
         return ""
     alpha = ALPHA / family
     least = number(detectable(len(d), claim.kind, alpha) * sd, 3)
     if claim.kind == "greater":
-        size = abs(verdict.mean - claim.margin)
+        size = abs(mean - claim.margin)
         text = f"with {len(d)} seeds, 80 % power needs an effect of {least} beyond the margin"
         found = "an effect of the size found"
     else:

@@ -22,6 +22,8 @@ def test_power_of_a_difference():
         "with 3 seeds, 80 % power needs an effect of 2.3 beyond the margin; "
         "about 27 seeds would settle an effect of the size found"
     )
+    incomplete = Verdict(claim(), "inconclusive", "", (-0.5, float("nan"), 0.5, 1.5))
+    assert power_of(incomplete, incomplete.claim, 1).endswith("about 27 seeds would settle an effect of the size found")
     decided = Verdict(claim(), "supported", "", (0.5, 1.5, 2.5))
     assert power_of(decided, decided.claim, 1) == "with 3 seeds, 80 % power needs an effect of 2.3 beyond the margin"
 

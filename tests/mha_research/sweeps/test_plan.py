@@ -159,5 +159,6 @@ def test_quick_is_small():
     base, sweep = shrink(default_config(), tiny.tuned())
     assert base.train.steps == 4
     assert base.train.batch_size == 4
+    assert base.train.eval_limit == 32
     assert list(sweep.seeds) == [0, 1]
     assert sweep.tune is None
