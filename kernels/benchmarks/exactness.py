@@ -103,10 +103,10 @@ def measured(name: str, dtype: str, length: int) -> list[float]:
 
 
 def too_large(row: list[float], page: list[float], dtype: str) -> bool:
-    """Whether an error is above twice that of the page: other processors order sums otherwise. Where the page has none,
-    four units of the last place are allowed.
+    """Whether an error is above five times that of the page: other processors and releases of JAX order sums otherwise.
+    Where the page has none, four units of the last place are allowed.
     """
-    return bool(np.any(np.array(row) > 2 * np.array(page) + 4 * EPSILON[dtype] * (np.array(page) == 0)))
+    return bool(np.any(np.array(row) > 5 * np.array(page) + 4 * EPSILON[dtype] * (np.array(page) == 0)))
 
 
 def main() -> None:

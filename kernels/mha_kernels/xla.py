@@ -38,6 +38,8 @@ class JaxNN:
             return "jax.nn computes the softmax of float64 in float32"
         if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
             return "XLA sums no products of float16 in float32 on a CPU"
+        if query.dtype == jnp.bfloat16 and 1 in (query.shape[1], key.shape[1]) and jax.default_backend() == "cpu":
+            return "XLA sums no products of a single bfloat16 row in float32 on a CPU, before JAX 0.11"
         if value.shape[-1] != query.shape[-1]:
             return f"jax.nn needs values as wide as keys; they are {value.shape[-1]} and {query.shape[-1]}"
         reason = _mask_declines(query, key, algebra)
