@@ -298,7 +298,7 @@ def choose(
     The rule: as few tiles as a largest size allows, all of one size (a multiple of 8 where there are several); and as
     many programs together as keep a block of score tiles within 2^18 entries, so that small problems do not pay for
     loops. Large tiles keep the matrix products efficient; under a mask that bounds the distance between key and query,
-    smaller ones waste less work on the edge of what it allows. docs/kernels.md has the measurements.
+    smaller ones waste less work on the edge of what it allows. docs/speed.md has the measurements.
     """
     (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
     bounded = mask is not None and any(bound is not None for bound in mask.distances())
