@@ -12,9 +12,7 @@ import argparse
 import functools
 import json
 import pathlib
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 import mha_kernels as mk
+from mha_kernels.autotune import median_seconds
 
 IMPLEMENTATIONS = ("pallas_gpu", "pallas_tpu", "cudnn", "xla", "blockwise", "tokamax")
 LENGTHS = (1024, 4096, 16384, 65536)
@@ -65,13 +64,7 @@ def timed(function: Callable[..., Any], arrays: tuple[jax.Array, ...], repeats: 
     """Median seconds of a call, and bytes of temporary memory."""
     compiled = jax.jit(function).lower(*arrays).compile()
     memory = compiled.memory_analysis()
-    jax.block_until_ready(compiled(*arrays))
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        jax.block_until_ready(compiled(*arrays))
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds), memory.temp_size_in_bytes if memory else 0
+    return median_seconds(compiled, arrays, repeats), memory.temp_size_in_bytes if memory else 0
 
 
 def matrix_peak(repeats: int) -> float:

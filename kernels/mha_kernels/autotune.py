@@ -44,12 +44,16 @@ def measured(driver: Any, arrays: tuple[jax.Array, ...]) -> float:
         algebra = checks.bundle(query, key, mask=CausalMask())
         return transforms.run(driver, query, key, value, algebra, (), None)[0].astype(jnp.float32).sum()
 
-    step = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
-    jax.block_until_ready(step(*arrays))
+    return median_seconds(jax.jit(jax.grad(loss, argnums=(0, 1, 2))), arrays, ROUNDS)
+
+
+def median_seconds(function: Callable[..., Any], arrays: tuple[jax.Array, ...], rounds: int) -> float:
+    """Median seconds of a call that has been made once before."""
+    jax.block_until_ready(function(*arrays))
     seconds = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         begin = time.perf_counter()
-        jax.block_until_ready(step(*arrays))
+        jax.block_until_ready(function(*arrays))
         seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds)
 

@@ -66,6 +66,10 @@ class AndMask(Mask):
         lows, highs = zip(*(mask.distances() for mask in self.masks), strict=True)
         return _tightest(lows, jnp.maximum), _tightest(highs, jnp.minimum)
 
+    def used(self, at: Tile) -> tuple[Any, Any]:
+        by_distance = all(isinstance(mask, DistanceMask) for mask in self.masks)
+        return used_by_distance(at, *self.distances()) if by_distance else (None, None)
+
 
 def _all(flags: tuple[Any, ...]) -> Any:
     result = flags[0]
@@ -82,62 +86,53 @@ def _tightest(bounds: tuple[Any, ...], choose: Any) -> Any:
     return result
 
 
-class CausalMask(Mask):
+class DistanceMask(Mask):
+    """Base of masks that allow exactly low <= key - query <= high: `distances` says all there is to say."""
+
+    def allowed(self, at: Tile) -> jax.Array:
+        low, high = self.distances()
+        above = None if low is None else at.key >= at.query + low
+        below = None if high is None else at.key <= at.query + high
+        bounds = [bound for bound in (above, below) if bound is not None]
+        return _all(tuple(bounds)) if bounds else jnp.asarray(True)
+
+    def kind(self, at: Tile) -> tuple[Any, Any]:
+        """Distances on a tile have no gaps, so its smallest and largest decide."""
+        low, high = self.distances()
+        smallest, largest = at.distance_span()
+        some: Any = True
+        every: Any = True
+        if low is not None:
+            some, every = some & (largest >= low), every & (smallest >= low)
+        if high is not None:
+            some, every = some & (smallest <= high), every & (largest <= high)
+        return some, every
+
+    def used(self, at: Tile) -> tuple[Any, Any]:
+        return used_by_distance(at, *self.distances())
+
+
+class CausalMask(DistanceMask):
     """Key j is allowed for query i when j <= i + offset: top-left aligned, as `jax.nn.dot_product_attention`."""
 
     offset: Any = axes("", "int", default=0)
 
-    def allowed(self, at: Tile) -> jax.Array:
-        return at.key <= at.query + self.offset
-
-    def kind(self, at: Tile) -> tuple[Any, Any]:
-        return _distance_kind(at, None, self.offset)
-
     def distances(self) -> tuple[Any, Any]:
         return None, self.offset
 
-    def used(self, at: Tile) -> tuple[Any, Any]:
-        return _distance_used(at, None, self.offset)
 
-
-class WindowMask(Mask):
+class WindowMask(DistanceMask):
     """Key j is allowed for query i when i - left <= j <= i + right; None leaves that side unbounded."""
 
     left: Any = axes("", "int")
     right: Any = axes("", "int")
 
-    def allowed(self, at: Tile) -> jax.Array:
-        result = jnp.asarray(True)
-        if self.left is not None:
-            result = result & (at.key >= at.query - self.left)
-        if self.right is not None:
-            result = result & (at.key <= at.query + self.right)
-        return result
-
-    def kind(self, at: Tile) -> tuple[Any, Any]:
-        return _distance_kind(at, *self.distances())
-
     def distances(self) -> tuple[Any, Any]:
         return None if self.left is None else -self.left, self.right
 
-    def used(self, at: Tile) -> tuple[Any, Any]:
-        return _distance_used(at, *self.distances())
 
-
-def _distance_kind(at: Tile, low: Any, high: Any) -> tuple[Any, Any]:
-    """Kind of a tile for a mask that allows low <= key - query <= high: distances on a tile have no gaps."""
-    smallest, largest = at.distance_span()
-    some: Any = True
-    every: Any = True
-    if low is not None:
-        some, every = some & (largest >= low), every & (smallest >= low)
-    if high is not None:
-        some, every = some & (smallest <= high), every & (largest <= high)
-    return some, every
-
-
-def _distance_used(at: Tile, low: Any, high: Any) -> tuple[Any, Any]:
-    """The rows of a tile that a mask allowing low <= key - query <= high uses: those within reach of the other side."""
+def used_by_distance(at: Tile, low: Any, high: Any) -> tuple[Any, Any]:
+    """The real rows of a tile within reach of the other side, where low <= key - query <= high is allowed."""
     (first_q, last_q), (first_k, last_k) = at.query_span, at.key_span
     if at.query_end is not None:
         last_q = jnp.minimum(last_q, at.query_end - 1)

@@ -49,22 +49,30 @@ def by_distance(
     their gradients to those of the leaves wanted of the one given.
     """
 
-    def lines(algebra: Algebra) -> Algebra:
-        def line(bias: RelativeBias) -> LineBias:
-            return _line(bias, algebra.positions, sizes, dtype)
-
-        return dataclasses.replace(algebra, bias=_map(line, algebra.bias))
-
-    def flags(bias: RelativeBias) -> LineBias:
-        return LineBias(any(jax.tree.leaves(bias)), False)  # type: ignore[arg-type]
-
     if algebra.bias is None or not any(isinstance(bias, RelativeBias) for bias in algebra.bias.parts()):
         return algebra, wanted, lambda gradients: gradients
     marked = jax.tree.unflatten(jax.tree.structure(algebra), wanted)
-    marks = tuple(jax.tree.leaves(dataclasses.replace(marked, bias=_map(flags, algebra.bias, marked.bias))))
+    # Of a line, the values are wanted where any leaf of its bias is.
+
+    def mark(bias: Any) -> LineBias:
+        return LineBias(any(jax.tree.leaves(bias)), False)  # type: ignore[arg-type]
+
+    marks = tuple(jax.tree.leaves(_with_lines(marked, mark)))
     chosen, rebuild = partition(algebra, wanted)
-    _, pull_back = jax.vjp(lambda chosen: partition(lines(rebuild(chosen)), marks)[0], chosen)
-    return lines(algebra), marks, lambda gradients: pull_back(gradients)[0]
+
+    def lines(chosen: list) -> tuple[list, Algebra]:
+        new = _with_lines(rebuild(chosen), lambda bias: _line(bias, algebra.positions, sizes, dtype))
+        return partition(new, marks)[0], new
+
+    _, pull_back, new = jax.vjp(lines, chosen, has_aux=True)
+    return new, marks, lambda gradients: pull_back(gradients)[0]
+
+
+def _with_lines(algebra: Algebra, line: Callable[[Any], LineBias]) -> Algebra:
+    """The algebra with `line` of every relative part of its bias in that part's place."""
+    parts = algebra.bias.parts()  # type: ignore[union-attr]
+    new = tuple(line(part) if isinstance(part, RelativeBias) else part for part in parts)
+    return dataclasses.replace(algebra, bias=SumBias(new) if isinstance(algebra.bias, SumBias) else new[0])
 
 
 def _line(bias: RelativeBias, positions: Positions, sizes: Sizes, dtype: Any) -> LineBias:
@@ -75,10 +83,3 @@ def _line(bias: RelativeBias, positions: Positions, sizes: Sizes, dtype: Any) ->
     distances = first + jnp.arange(length_q + length_k - 1, dtype=jnp.int32).reshape(1, 1, 1, -1)
     values = bias.of_distance(distances, lookup_by_gather)
     return LineBias(values[:, :, :, None], first, *bias.steady())
-
-
-def _map(change: Callable[..., LineBias], bias: Any, *others: Any) -> Any:
-    """The bias with `change` made to its relative parts."""
-    parts = zip(*(each.parts() for each in (bias, *others)), strict=True)
-    new = tuple(change(*part[-1:]) if isinstance(part[0], RelativeBias) else part[-1] for part in parts)
-    return SumBias(new) if isinstance(bias, SumBias) else new[0]

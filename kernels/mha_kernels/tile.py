@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_kernels.algebra import Algebra, HeadStatistics
+from mha_kernels.masks import used_by_distance
 from mha_kernels.operands import Tile
 
 
@@ -83,10 +84,7 @@ def used_rows(at: Tile, algebra: Algebra, shape: tuple[int, ...]) -> tuple[Any, 
         return None, None
     queries = keys = None
     if algebra.bias is None or not algebra.bias.forbids:
-        if algebra.mask is not None:
-            queries, keys = algebra.mask.used(at)
-        elif at.end is None and at.query_end is None:  # the gate alone decides
-            queries = keys = jnp.ones((1, 1, 1), bool)
+        queries, keys = used_by_distance(at, None, None) if algebra.mask is None else algebra.mask.used(at)
     if queries is None or keys is None:
         allowed = jnp.broadcast_to(allowed, shape)
         return allowed.any(axis=-1)[..., None], allowed.any(axis=-2)[..., None]
