@@ -76,7 +76,7 @@ def _measured(folder: str, cache: str, seeds: int, commands: Sequence[Sequence[s
 
     def watch() -> None:
         while not over.wait(0.2):
-            peak[0] = max(peak[0], sum(map(_proportional_bytes, _descendants(os.getpid()))))
+            peak[0] = max(peak[0], sum(map(_proportional_bytes, descendants(os.getpid()))))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -90,7 +90,7 @@ def _measured(folder: str, cache: str, seeds: int, commands: Sequence[Sequence[s
     return time.perf_counter() - began, peak[0]
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def descendants(pid: int) -> Iterator[int]:
     """Processes below `pid`, read from /proc."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -27,9 +27,8 @@ from mha_research.training.step import Program, build_program
 def train_together(configs: Sequence[ConfigDict], workdirs: Sequence[Path]) -> list[Result | Exception]:
     """What `train` gives for each config and directory, or what it raises; the configs differ in `seed` alone.
 
-    Raises ValueError when they differ in more, and Interrupted on SIGTERM or SIGINT: then each run goes on from its
-        last
-    checkpoint.
+    Raises ValueError when they differ in more, and Interrupted on SIGTERM or SIGINT: then each run goes on from the
+    checkpoint it saved last.
     """
     for config in configs[1:]:
         if more := set(differences(configs[0], config)) - {"seed"}:

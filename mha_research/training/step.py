@@ -126,7 +126,7 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
 
     def forward(params: Any, importance: Any, batch: Batch, **kwargs: Any) -> jax.Array:
         model = nnx.merge(graphdef, params, importance)
-        return model(**{name: batch[name] for name in model.inputs if name in batch}, **kwargs)
+        return model(**_inputs(model, batch), **kwargs)
 
     def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         key = jax.random.fold_in(state["key"], state["step"])
@@ -178,7 +178,7 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
 
     def head_statistics(params: Any, batch: Batch) -> dict[str, jax.Array]:
         model = nnx.merge(graphdef, params, importance)
-        layers = model.head_statistics(**{name: batch[name] for name in model.inputs if name in batch})
+        layers = model.head_statistics(**_inputs(model, batch))
         weight = (batch["mask"] / jnp.maximum(jnp.sum(batch["mask"]), 1))[:, None, :]
         return {
             name: jnp.stack([jnp.sum(getattr(layer, name) * weight, (0, 2)) for layer in layers])
@@ -195,6 +195,11 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params)),
         forward_flops=abstract.forward_flops(spec.length),
     )
+
+
+def _inputs(model: Any, batch: Batch) -> Batch:
+    """What of the batch the model reads."""
+    return {name: batch[name] for name in model.inputs if name in batch}
 
 
 def _split(model: nnx.Module) -> tuple[Any, Any, Any]:

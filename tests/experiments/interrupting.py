@@ -15,16 +15,18 @@ import tempfile
 import time
 from pathlib import Path
 
+from experiments.benchmark_sweep import descendants
+
 ROOT = Path(__file__).parents[2]
 SWEEP = ROOT / "tests/mha_research/sweeps/tiny.py"
+# Compiling is most of the time here, so XLA is told to make less of an effort.
+XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def start(workdir: Path, *options: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "experiments.sweep", f"--config={SWEEP}", f"--workdir={workdir}", *options]
     paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH")]))
-    # Compiling is most of the time here, so XLA is told to make less of an effort.
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": XLA_FLAGS}
     # A session of its own: job control of a terminal must not stop a process in the background.
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, start_new_session=True, **streams)
@@ -40,7 +42,7 @@ def kill_at_random(workdir: Path, kills: int, rng: random.Random, longest: float
             sweep.wait(rng.uniform(1, longest))
         except subprocess.TimeoutExpired:
             how = rng.choice(["sweep", "all", "terminate"])
-            workers = descendants(sweep.pid) if how == "all" else []
+            workers = list(descendants(sweep.pid)) if how == "all" else []
             sweep.send_signal(signal.SIGTERM if how == "terminate" else signal.SIGKILL)
             for worker in workers:
                 with contextlib.suppress(ProcessLookupError):
@@ -48,20 +50,6 @@ def kill_at_random(workdir: Path, kills: int, rng: random.Random, longest: float
             said.append(how)
         sweep.communicate(timeout=120)
     return said
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes that `pid` started, read from /proc."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
-            continue
-        if parent == pid:
-            child = int(status.parent.name)
-            found += [child, *descendants(child)]
-    return found
 
 
 def results(workdir: Path) -> dict[str, dict]:
@@ -76,6 +64,26 @@ def results(workdir: Path) -> dict[str, dict]:
             "rows": [{name: v for name, v in row.items() if not name.startswith("time/")} for row in rows],
         }
     return found
+
+
+# Enough steps that a run can be stopped in the middle.
+LONGER = ("--config.train.steps=3000", "--config.train.checkpoint_every=200", "--config.train.eval_every=1000")
+
+
+def same_as_the_local_engine(there: Path, here: Path) -> int:
+    """Runs the sweep of `there`, with `LONGER`, by the local engine in `here`, and says how many runs were compared.
+
+    Machines and numbers of threads may differ between the two, so the last bits may. AssertionError beyond 1e-3.
+    """
+    local = start(here, *LONGER)
+    out, err = local.communicate(timeout=900)
+    assert local.returncode == 0, out + err
+    others = results(there)
+    for name, result in results(here).items():
+        for metric, value in result["metrics"].items():
+            other = others[name]["metrics"][metric]
+            assert abs(other - value) <= 1e-3 * max(1, abs(value)), f"{name}: {metric} is {value} here, {other} there"
+    return len(others)
 
 
 def main() -> None:

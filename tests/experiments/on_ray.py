@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.experiments.interrupting import ROOT, results, start
+from tests.experiments.interrupting import LONGER, ROOT, XLA_FLAGS, same_as_the_local_engine, start
 
 
 def main() -> None:
@@ -18,15 +18,14 @@ def main() -> None:
     # Workers of Ray inherit what the nodes were started with.
     paths = [str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
     os.environ |= {"PYTHONPATH": ":".join(path for path in paths if path), "JAX_PLATFORMS": "cpu"}
-    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    longer = ("--config.train.steps=3000", "--config.train.checkpoint_every=200", "--config.train.eval_every=1000")
+    os.environ["XLA_FLAGS"] = XLA_FLAGS
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     os.environ["RAY_ADDRESS"] = cluster.address
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         here, there = Path(folder, "here"), Path(folder, "there")
-        on_ray = start(there, "--executor=ray", *longer)
+        on_ray = start(there, "--executor=ray", *LONGER)
         lost = wait_for_two_running(there, on_ray)
         cluster.remove_node(node, allow_graceful=False)
         out, err = on_ray.communicate(timeout=900)
@@ -36,16 +35,8 @@ def main() -> None:
         ray.shutdown()
         starts = [(there / "runs" / name / "provenance.jsonl").read_text().count("\n") for name in lost]
         assert max(starts) > 1, f"the node was killed under {lost}, and none of them started again: {starts}"
-        local = start(here, *longer)
-        out, err = local.communicate(timeout=900)
-        assert local.returncode == 0, out + err
-        for name, result in results(here).items():
-            for metric, value in result["metrics"].items():
-                other = results(there)[name]["metrics"][metric]
-                assert abs(other - value) <= 1e-3 * max(1, abs(value)), (
-                    f"{name}: {metric} is {value} here and {other} there"
-                )
-        print(f"a node was killed under {' and '.join(lost)}; {len(results(there))} runs equal to the local engine's")
+        compared = same_as_the_local_engine(there, here)
+        print(f"a node was killed under {' and '.join(lost)}; {compared} runs equal to the local engine's")
 
 
 def wait_for_two_running(workdir: Path, sweep: subprocess.Popen) -> list[str]:
