@@ -220,11 +220,8 @@ def clean(query: jax.Array, key: jax.Array, value: jax.Array, algebra: Algebra, 
 
     def exact(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, ...]:
         whole = jax.tree.map(lambda leaf: jnp.repeat(leaf, sizes.batch // leaf.shape[0], axis=0), algebra)
-        at = reference.whole(whole, sizes.length_q, sizes.length_k)
-        shape = (sizes.batch, sizes.heads, sizes.length_q, sizes.length_k)
-        allowed = jnp.broadcast_to(tile.tile_allowed(at, whole), shape)
-        kept = tile.keep_used(query.swapaxes(1, 2), allowed, axis=-1).swapaxes(1, 2)
-        return kept, reference.used_rows(key, allowed), reference.used_rows(value, allowed)
+        dense = reference.Dense(whole, (sizes.batch, sizes.heads, sizes.length_q, sizes.length_k))
+        return dense.used_queries(query), dense.used(key), dense.used(value)
 
     finite = jnp.isfinite(query).all() & jnp.isfinite(key).all() & jnp.isfinite(value).all()
     return jax.lax.cond(finite, lambda *arrays: arrays, exact, query, key, value)

@@ -44,10 +44,8 @@ class Dense:
     def scores(self, query: jax.Array, key: jax.Array, precision: Any = None) -> jax.Array:
         """(B, H, Q, K) of query (B, Q, H, E) and key (B, K, G, E), scaled, softcapped, biased, -inf where forbidden."""
         batch, heads, length_q, _ = self.shape
-        dtype, groups, allowed = accumulation_dtype(query, key), key.shape[2], self.attendable
-        if allowed is not None:
-            query = tile.keep_used(query.swapaxes(1, 2), allowed, axis=-1).swapaxes(1, 2)
-        grouped = query.reshape(batch, length_q, groups, heads // groups, -1).astype(dtype)
+        dtype, groups = accumulation_dtype(query, key), key.shape[2]
+        grouped = self.used_queries(query).reshape(batch, length_q, groups, heads // groups, -1).astype(dtype)
         product = jnp.einsum("bqgre,bkge->bgrqk", grouped, self.used(key).astype(dtype), precision=precision)
         return tile.tile_scores(product.reshape(self.shape), self.at, self.algebra)
 
@@ -65,7 +63,17 @@ class Dense:
     def used(self, rows: jax.Array) -> jax.Array:
         """Keys or values (B, K, G, ...) with those that no query of their group may attend set to zero."""
         allowed = self.attendable
-        return rows if allowed is None else used_rows(rows, allowed)
+        if allowed is None:
+            return rows
+        batch, heads, length_q, length_k = self.shape
+        groups = rows.shape[2]
+        together = allowed.reshape(batch, groups, heads // groups * length_q, length_k)
+        return tile.keep_used(rows.swapaxes(1, 2), together, axis=-2).swapaxes(1, 2)
+
+    def used_queries(self, query: jax.Array) -> jax.Array:
+        """Queries (B, Q, H, E) with those that may attend no key set to zero."""
+        allowed = self.attendable
+        return query if allowed is None else tile.keep_used(query.swapaxes(1, 2), allowed, axis=-1).swapaxes(1, 2)
 
 
 def whole(algebra: Algebra, length_q: int, length_k: int) -> Tile:
@@ -75,14 +83,6 @@ def whole(algebra: Algebra, length_q: int, length_k: int) -> Tile:
     key = place.key + jnp.arange(length_k, dtype=jnp.int32).reshape(1, 1, 1, -1)
     spans = (place.query, place.query + length_q - 1), (place.key, place.key + length_k - 1)
     return Tile(place.batch, place.head, query, key, *spans, lookup_by_gather)
-
-
-def used_rows(rows: jax.Array, allowed: jax.Array) -> jax.Array:
-    """See `Dense.used`; allowed (B, H, Q, K)."""
-    batch, heads, length_q, length_k = allowed.shape
-    groups = rows.shape[2]
-    together = allowed.reshape(batch, groups, heads // groups * length_q, length_k)
-    return tile.keep_used(rows.swapaxes(1, 2), together, axis=-2).swapaxes(1, 2)
 
 
 @dataclasses.dataclass(frozen=True)
