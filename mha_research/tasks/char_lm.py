@@ -20,11 +20,12 @@ class Vocabulary:
     def __init__(self, text: str) -> None:
         self.characters = "".join(sorted(set(text)))
         self.size = len(self.characters) + FIRST_CHARACTER
-        self._table = np.full(0x110000, UNKNOWN, np.uint16)
+        # Text in all the scripts of the world has more characters than 16 bits count.
+        self._table = np.full(0x110000, UNKNOWN, np.uint16 if self.size <= 2**16 else np.uint32)
         self._table[_codepoints(self.characters)] = np.arange(FIRST_CHARACTER, self.size)
 
     def encode(self, text: str) -> np.ndarray:
-        """Token of each character, uint16."""
+        """Token of each character, uint16, or uint32 where there are more."""
         return self._table[_codepoints(text)]
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -116,6 +117,7 @@ class CharLM:
         if given and not files:
             raise ValueError(f"task.{next(iter(given))} needs task.files; the speeches are always split by year")
         self.corpus: Corpus = user_files(files, **given) if files else sotu()  # type: ignore[arg-type]
+        self.fingerprint = self.corpus.fingerprint()
         self.vocabulary = Vocabulary(self.corpus.text("train"))
         self.spec = TaskSpec("language_model", self.vocabulary.size, length)
         self.chance = math.log(self.vocabulary.size - UNKNOWN)

@@ -5,6 +5,7 @@ import glob
 import hashlib
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 from mha_research.tasks.task import TaskError
@@ -26,6 +27,15 @@ class Corpus:
     def text(self, split: str) -> str:
         """The documents of a split, one after the other."""
         return "".join(getattr(self, split))
+
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits that change when a document, or its place in the splits, does."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            for document in (split, *getattr(self, split)):
+                encoded = document.encode("utf8")
+                digest.update(b"%d:" % len(encoded) + encoded)
+        return digest.hexdigest()[:16]
 
 
 def sotu() -> Corpus:
@@ -75,8 +85,8 @@ def user_files(
     `document` (the default for three files or more) orders the documents by a hash of their name and gives the first to
     the test set, the next to the validation set, until each has its fraction of the characters. `position` cuts every
     document: the beginning trains, then comes valid, the end is test. Neither depends on the seed.
-    Raises TaskError, naming the file, for one that is empty, unreadable, no UTF-8, or a link that leads out of the
-    folder.
+    Raises TaskError, naming the file, for one that is empty, unreadable, no UTF-8, no regular file (a pipe would be
+    waited for), or a link that leads out of the folder.
     """
     if not (valid_fraction > 0 and test_fraction > 0 and valid_fraction + test_fraction < 1):
         raise TaskError(
@@ -99,7 +109,7 @@ def user_files(
 def _by_document(documents: dict[str, str], valid_fraction: float, test_fraction: float) -> Corpus:
     if len(documents) < 3:
         raise TaskError(f"task.split_by='document' needs three files or more, task.files matches {len(documents)}")
-    order = sorted(documents, key=lambda name: hashlib.sha256(Path(name).name.encode()).digest())
+    order = sorted(documents, key=lambda name: hashlib.sha256(os.fsencode(Path(name).name)).digest())
     total = sum(map(len, documents.values()))
     parts: dict[str, list[str]] = {split: [] for split in SPLITS}
     names: dict[str, list[str]] = {split: [] for split in SPLITS}
@@ -112,7 +122,7 @@ def _by_document(documents: dict[str, str], valid_fraction: float, test_fraction
         else:
             split = "train"
         parts[split].append(documents[name])
-        names[split].append(Path(name).name)
+        names[split].append(_printable(Path(name).name))
     held = "; ".join(f"{split}: {', '.join(sorted(names[split]))}" for split in ("valid", "test"))
     return _corpus(parts, f"{len(documents)} files, split by document ({held})")
 
@@ -139,13 +149,21 @@ def _folder(pattern: str) -> Path:
 
 
 def _read(path: Path, folder: Path) -> str:
-    if not path.resolve().is_relative_to(folder):
-        raise TaskError(f"{path} leads out of {folder}; task.files reads only what lies in its folder")
     try:
+        if not path.resolve(strict=True).is_relative_to(folder):
+            raise TaskError(f"{_printable(path)} leads out of {folder}; task.files reads only what lies in its folder")
+        if not path.is_file():
+            raise TaskError(f"{_printable(path)} is no regular file")
         text = path.read_text(encoding="utf8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"byte {error.start} is not UTF-8"
-        raise TaskError(f"cannot read {path}: {reason}") from None
+    except UnicodeDecodeError as error:
+        raise TaskError(f"cannot read {_printable(path)}: byte {error.start} is not UTF-8") from None
+    except (OSError, RuntimeError) as error:  # Python 3.12 and older: RuntimeError for a circle of links
+        raise TaskError(f"cannot read {_printable(path)}: {getattr(error, 'strerror', None) or error}") from None
     if not text:
-        raise TaskError(f"{path} is empty")
+        raise TaskError(f"{_printable(path)} is empty")
     return text
+
+
+def _printable(name: str | Path) -> str:
+    """The name with what is no text in it escaped: a file system takes any bytes."""
+    return str(name).encode("utf8", "backslashreplace").decode("utf8")

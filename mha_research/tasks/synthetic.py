@@ -40,6 +40,7 @@ class Generated:
     """A task whose examples are drawn: training from the run's seed, held-out sets from fixed ones of their own."""
 
     ceiling: float | None = 0.0
+    fingerprint = ""
 
     def __init__(
         self, draw: Callable[..., Example], length: int, symbols: int, vocabulary_size: int, evaluation_size: int

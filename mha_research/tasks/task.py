@@ -36,6 +36,7 @@ class Task(Protocol):
     chance: float  # nats per target of a uniform guess
     ceiling: float | None  # nats per target that cannot be beaten, where that is known
     notes: tuple[str, ...]  # what the log should say about the data: splits, sizes, unknown characters
+    fingerprint: str  # of data that the settings do not fix, such as the text of files; "" where there is none
 
     def train_batches(self, seed: int, batch_size: int) -> grain.MapDataset:
         """Random access to training batches: element `step` depends on (seed, step) and nothing else. Endless."""

