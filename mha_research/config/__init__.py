@@ -2,9 +2,9 @@
 
 from mha_research.config.default import FIELDS, SCHEMA, default_config
 from mha_research.config.load import build_choice, load_config, load_module, override, parse_arguments
-from mha_research.config.provenance import provenance
+from mha_research.config.provenance import provenance, records
 from mha_research.config.schema import ConfigError
-from mha_research.config.tree import differences, flat, from_json, from_values, to_json, validate
+from mha_research.config.tree import differences, flat, from_json, from_values, to_json, validate, within_bounds
 
 __all__ = [
     "FIELDS",
@@ -21,6 +21,8 @@ __all__ = [
     "override",
     "parse_arguments",
     "provenance",
+    "records",
     "to_json",
     "validate",
+    "within_bounds",
 ]

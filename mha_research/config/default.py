@@ -42,7 +42,7 @@ TASK = Choice(
     "what is learned",
 )
 
-_BASE = optional(float, "wavelength base of rotary and sinusoidal positions (10000)")
+_BASE = optional(float, "wavelength base of rotary and sinusoidal positions (10000)", bounds="(0, inf)")
 
 
 def _initializer(doc: str) -> Choice:
@@ -65,8 +65,8 @@ ATTENTION: Schema = {
     "kind": field("multi_head", "the attention module", ("multi_head",)),
     "num_heads": field(4, "query heads H"),
     "num_kv_heads": optional(int, "key/value heads G, a divisor of num_heads (num_heads)"),
-    "head_dim": optional(int, "width E of a query and key head (d_model / num_heads)"),
-    "value_head_dim": optional(int, "width V of a value head (head_dim)"),
+    "head_dim": optional(int, "width E of a query and key head (d_model / num_heads)", bounds="[1, inf)"),
+    "value_head_dim": optional(int, "width V of a value head (head_dim)", bounds="[1, inf)"),
     "use_bias": field(False, "biases on the projections"),
     "scale": Choice(
         "inverse_sqrt",
@@ -78,7 +78,7 @@ ATTENTION: Schema = {
         },
         "factor on q.k: 1/sqrt(E), 1/E, 1 or a number",
     ),
-    "softcap": optional(float, "scores become softcap * tanh(score / softcap)"),
+    "softcap": optional(float, "scores become softcap * tanh(score / softcap)", bounds="(0, inf)"),
     "normalize_qk": field(False, "normalise queries and keys before the scores"),
     "sink": field(False, "a learned logit per head that joins the softmax"),
     "position": Choice(
@@ -100,7 +100,7 @@ ATTENTION: Schema = {
     "key_init": _initializer("initialiser of the key projection"),
     "value_init": _initializer("initialiser of the value projection"),
     "output_init": _initializer("initialiser of the output projection"),
-    "dropout_rate": field(0.0, "probability that a normalised attention weight is dropped"),
+    "dropout_rate": field(0.0, "probability that a normalised attention weight is dropped", bounds="[0, 1)"),
     "drop_head": Choice(
         "none",
         {
@@ -118,7 +118,7 @@ ATTENTION: Schema = {
         "dropping of whole heads",
     ),
     "packed": field(False, "query, key and value in one matrix product; starts and trains alike"),
-    "adapter_features": optional(int, "width of a bottleneck adapter on the output"),
+    "adapter_features": optional(int, "width of a bottleneck adapter on the output", bounds="[1, inf)"),
     "gate_output": field(False, "a sigmoid gate on each head's output"),
     "add_bias_kv": field(False, "a learned key and value appended to the sequence"),
     "add_zero_attention": field(False, "a zero key and value appended to the sequence"),
@@ -126,23 +126,23 @@ ATTENTION: Schema = {
 }
 
 SCHEMA: Schema = {
-    "seed": field(0, "of the parameters, the order of the data and the dropout"),
+    "seed": field(0, "of the parameters, the order of the data and the dropout", bounds="[0, inf)"),
     "task": TASK,
     "model": {
-        "num_layers": field(2, "blocks"),
-        "d_model": field(128, "width D of the residual stream"),
+        "num_layers": field(2, "blocks", bounds="[1, inf)"),
+        "d_model": field(128, "width D of the residual stream", bounds="[1, inf)"),
         "attention": ATTENTION,
         "position": Choice("none", {"none": {}, "sinusoidal": {}, "learned": {}}, "positions added to the embeddings"),
         "norm": field("rms_norm", "kind of the norms", ("rms_norm", "layer_norm")),
         "norm_placement": field("pre", "norm before each branch, or after its residual sum", ("pre", "post")),
         "mlp": {
-            "width": optional(int, "hidden width (4 d_model)"),
+            "width": optional(int, "hidden width (4 d_model)", bounds="[1, inf)"),
             "activation": field(
                 "gelu", "of the hidden layer; swiglu gates it with a third matrix", ("gelu", "relu", "swiglu")
             ),
             "use_bias": field(False, "biases in the MLP"),
         },
-        "dropout_rate": field(0.0, "dropout on the embeddings and on each branch"),
+        "dropout_rate": field(0.0, "dropout on the embeddings and on each branch", bounds="[0, 1)"),
         "tie_embeddings": field(True, "the output matrix is the embedding"),
         "remat": field(False, "recompute the blocks in the backward pass to save memory"),
         "dtype": field(
@@ -152,17 +152,17 @@ SCHEMA: Schema = {
         ),
     },
     "optimizer": {
-        "learning_rate": field(1e-3, "peak rate"),
+        "learning_rate": field(1e-3, "peak rate", bounds="[0, inf)"),
         "rule": Choice(
             "adamw",
             {
                 "adamw": {
-                    "b1": optional(float, "decay of the first moment (0.9)"),
-                    "b2": optional(float, "decay of the second moment (0.95)"),
-                    "eps": optional(float, "added to the root of the second moment (1e-8)"),
-                    "weight_decay": optional(float, "on kernels only, times the rate (0.1)"),
+                    "b1": optional(float, "decay of the first moment (0.9)", bounds="[0, 1)"),
+                    "b2": optional(float, "decay of the second moment (0.95)", bounds="[0, 1)"),
+                    "eps": optional(float, "added to the root of the second moment (1e-8)", bounds="(0, inf)"),
+                    "weight_decay": optional(float, "on kernels only, times the rate (0.1)", bounds="[0, inf)"),
                 },
-                "sgd": {"momentum": optional(float, "of the heavy ball (0)")},
+                "sgd": {"momentum": optional(float, "of the heavy ball (0)", bounds="[0, 1)")},
             },
             "update rule",
         ),
@@ -170,37 +170,47 @@ SCHEMA: Schema = {
             "cosine",
             {
                 "constant": {},
-                "cosine": {"final_fraction": optional(float, "last rate over peak rate (0.1)")},
-                "linear": {"final_fraction": optional(float, "last rate over peak rate (0.1)")},
+                "cosine": {"final_fraction": optional(float, "last rate over peak rate (0.1)", bounds="[0, inf)")},
+                "linear": {"final_fraction": optional(float, "last rate over peak rate (0.1)", bounds="[0, inf)")},
                 "inverse_sqrt": {},
             },
             "of the rate after the warm-up",
         ),
-        "warmup_steps": field(100, "updates over which the rate rises linearly from 0"),
-        "clip_norm": optional(float, "largest global norm of the gradient"),
+        "warmup_steps": field(100, "updates over which the rate rises linearly from 0", bounds="[0, inf)"),
+        "clip_norm": optional(float, "largest global norm of the gradient", bounds="[0, inf)"),
     },
     "train": {
-        "steps": field(1000, "updates"),
-        "batch_size": field(32, "examples of one update"),
-        "accumulate": field(1, "parts into which an update's batch is split to save memory; divides batch_size"),
-        "log_every": field(20, "steps between rows of training metrics"),
-        "eval_every": field(250, "steps between validations; the last step always has one"),
-        "eval_batch_size": optional(int, "examples of an evaluation batch (batch_size)"),
-        "eval_limit": optional(int, "examples of each held-out set that are scored, evenly spaced (all)"),
-        "checkpoint_every": field(250, "steps between checkpoints; the last step always has one"),
-        "keep_last": field(2, "newest checkpoints that are kept, beside the best by validation loss"),
-        "max_skipped": field(20, "updates in a row with non-finite gradients after which the run is called diverged"),
+        "steps": field(1000, "updates", bounds="[1, inf)"),
+        "batch_size": field(32, "examples of one update", bounds="[1, inf)"),
+        "accumulate": field(
+            1, "parts into which an update's batch is split to save memory; divides batch_size", bounds="[1, inf)"
+        ),
+        "log_every": field(20, "steps between rows of training metrics", bounds="[1, inf)"),
+        "eval_every": field(250, "steps between validations; the last step always has one", bounds="[1, inf)"),
+        "eval_batch_size": optional(int, "examples of an evaluation batch (batch_size)", bounds="[1, inf)"),
+        "eval_limit": optional(
+            int, "examples of each held-out set that are scored, evenly spaced (all)", bounds="[1, inf)"
+        ),
+        "checkpoint_every": field(250, "steps between checkpoints; the last step always has one", bounds="[1, inf)"),
+        "keep_last": field(
+            2, "newest checkpoints that are kept, beside the best by validation loss", bounds="[1, inf)"
+        ),
+        "max_skipped": field(
+            20, "updates in a row with non-finite gradients after which the run is called diverged", bounds="[1, inf)"
+        ),
     },
     # How a run is carried out. Nothing here changes a number, so a run may be resumed with other values.
     "run": {
-        "data_workers": field(0, "processes that make batches; 0: threads of this one"),
+        "data_workers": field(0, "processes that make batches; 0: threads of this one", bounds="[0, inf)"),
         "tensorboard": field(True, "write TensorBoard events beside metrics.jsonl"),
         "baselines": field(True, "measure simple predictors on the held-out sets at the end"),
         "head_statistics": field(False, "log at each validation what every head does on its first batch"),
-        "profile_steps": field(0, "steps that jax.profiler traces into the workdir, after the tenth; 0: none"),
-        "sample_length": field(0, "characters to generate at the end; 0: none"),
+        "profile_steps": field(
+            0, "steps that jax.profiler traces into the workdir, after the tenth; 0: none", bounds="[0, inf)"
+        ),
+        "sample_length": field(0, "characters to generate at the end; 0: none", bounds="[0, inf)"),
         "sample_prompt": field("", "beginning of the generated sample"),
-        "sample_temperature": field(0.8, "divides the logits of the sample"),
+        "sample_temperature": field(0.8, "divides the logits of the sample", bounds="[0, inf)"),
     },
 }
 

@@ -19,7 +19,7 @@ def load_config(file: str | Path, overrides: Mapping[str, Any] | None = None) ->
     Overrides map dotted paths (`model.attention.num_heads`) to values, or to text as a command line gives it.
     Raises ConfigError, whose message is one line, for a file, a field or a value that is wrong.
     """
-    return override(_call(file, load_module(file), "get_config"), overrides or {})
+    return override(call(file, load_module(file), "get_config"), overrides or {})
 
 
 def override(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
@@ -43,7 +43,7 @@ def load_module(file: str | Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _in_file(file, error) from error
     return module
 
@@ -76,16 +76,17 @@ def parse_arguments(arguments: list[str]) -> tuple[dict[str, str], dict[str, str
     return options, overrides
 
 
-def _call(file: str | Path, module: Any, name: str) -> Any:
+def call(file: str | Path, module: Any, name: str) -> Any:
+    """What the function of a config file gives. ConfigError when it is missing or fails, with the line of the file."""
     if not callable(getattr(module, name, None)):
         raise ConfigError(f"the config file {str(file)!r} has no function {name}()")
     try:
         return getattr(module, name)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _in_file(Path(file), error) from error
 
 
-def _in_file(file: Path, error: Exception) -> ConfigError:
+def _in_file(file: Path, error: BaseException) -> ConfigError:
     """One line that says where in the user's file it went wrong."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     lines += [error.lineno] if isinstance(error, SyntaxError) else []

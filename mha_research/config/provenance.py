@@ -1,6 +1,8 @@
 """What a run was made with: code revision, package versions, device, command."""
 
+import contextlib
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -33,6 +35,18 @@ def provenance(overrides: dict[str, Any]) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         },
     }
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one JSON object a line, such as provenance.jsonl; without what a kill tore or damaged.
+
+    No file: no objects.
+    """
+    found = []
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [record for record in found if isinstance(record, dict)]
 
 
 def code_revision(directory: Path = Path(__file__).parent) -> dict[str, Any]:

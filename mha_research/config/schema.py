@@ -1,5 +1,6 @@
 """Typed, documented fields: what a config may hold, how text becomes a value, and the errors that name the field."""
 
+import ctypes
 import dataclasses
 import difflib
 import math
@@ -16,7 +17,8 @@ class Field:
     """One value of the tree.
 
     `type` is bool, int, float or str; `optional` allows None (unset); `sequence` makes it a tuple of `type`;
-    `values` lists what a text may be.
+    `values` lists what a text may be; `bounds` is the interval that a number must lie in before anything is run
+    (`[0, 1)`, `(0, inf)`): a saved config with another number can still be read.
     """
 
     default: Any
@@ -25,6 +27,7 @@ class Field:
     optional: bool = False
     sequence: bool = False
     values: tuple[str, ...] = ()
+    bounds: str = ""
 
     def describe(self) -> str:
         name = " or ".join(repr(value) for value in self.values) or self.type.__name__
@@ -53,14 +56,14 @@ class Choice:
 Schema = Mapping[str, "Field | Choice | Schema"]
 
 
-def field(default: Any, doc: str, values: Iterable[str] = ()) -> Field:
+def field(default: Any, doc: str, values: Iterable[str] = (), bounds: str = "") -> Field:
     """A field that always has a value; its type is that of the default."""
-    return Field(default, type(default), doc, values=tuple(values))
+    return Field(default, type(default), doc, values=tuple(values), bounds=bounds)
 
 
-def optional(type_: type, doc: str, values: Iterable[str] = ()) -> Field:
+def optional(type_: type, doc: str, values: Iterable[str] = (), bounds: str = "") -> Field:
     """A field that may be None, which it is unless set."""
-    return Field(None, type_, doc, optional=True, values=tuple(values))
+    return Field(None, type_, doc, optional=True, values=tuple(values), bounds=bounds)
 
 
 def optional_sequence(type_: type, doc: str) -> Field:
@@ -114,11 +117,45 @@ def check(field: Field, value: Any, path: str) -> Any:
     return _scalar(field, value, path)
 
 
+def check_bounds(field: Field, value: Any, path: str) -> None:
+    """ConfigError where a number of the field does not fit the 32 bits that JAX computes with, or its bounds.
+
+    A float is compared as it is rounded there: 1e-50 is 0, and 1 - 1e-12 is 1.
+    """
+    for number in value if isinstance(value, tuple) else (value,):
+        if number is None or field.type not in (int, float):
+            continue
+        rounded = ctypes.c_float(number).value if field.type is float else number
+        if abs(rounded) >= 2**31 if field.type is int else math.isinf(rounded):
+            largest = "2^31" if field.type is int else "3.4e38"
+            raise ConfigError(f"{path} must be smaller than {largest} in size, got {number}")
+        if field.bounds and not _inside(field.bounds, rounded):
+            raise ConfigError(f"{path} must be {bounds_in_words(field.bounds)}, got {number}")
+
+
+def bounds_in_words(bounds: str) -> str:
+    """`1 or more`, `above 0`, `in [0, 1)`."""
+    low, high = bounds[1:-1].split(", ")
+    if high != "inf":
+        return f"in {bounds}"
+    return f"{low} or more" if bounds[0] == "[" else f"above {low}"
+
+
+def _inside(bounds: str, number: float) -> bool:
+    low, high = map(float, bounds[1:-1].split(", "))
+    return low < number < high or (bounds[0] == "[" and number == low) or (bounds[-1] == "]" and number == high)
+
+
 def parse(field: Field, text: str, path: str) -> Any:
-    """The value that a command line gives as text: `None` unsets, `1e-4` is a float, `1,2` or `(1, 2)` a tuple."""
-    text = text.strip()
-    if field.optional and text in ("None", "none", "null"):
+    """The value that a command line gives as text: `None` unsets, `1e-4` is a float, `1,2` or `(1, 2)` a tuple.
+
+    Spaces around a number mean nothing; those of a text are part of it.
+    """
+    if field.optional and text.strip() in ("None", "none", "null"):
         return None
+    if field.type is str and not field.sequence:
+        return _scalar(field, text, path)
+    text = text.strip()
     if field.sequence:
         inner = text[1:-1] if text[:1] in ("(", "[") and text[-1:] in (")", "]") else text
         return tuple(_parse_scalar(field, item.strip(), path) for item in inner.split(",") if item.strip())
@@ -144,9 +181,18 @@ def _scalar(field: Field, value: Any, path: str) -> Any:
         value = float(value)
     if type(value) is not field.type or (field.values and value not in field.values):
         raise _wrong(field, value, path)
+    if field.optional and value == "":
+        raise ConfigError(f"{path} is empty; leave it out, or None, where it is not wanted")
+    if isinstance(value, str) and not _is_unicode(value):
+        raise ConfigError(f"{path} must be Unicode text, got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{path} must be finite, got {value!r}")
     return value
+
+
+def _is_unicode(text: str) -> bool:
+    """False for what a command line in another encoding leaves: it cannot be written to a file, or to a log."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _wrong(field: Field, value: Any, path: str) -> ConfigError:

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mha_research.config.default import FIELDS, SCHEMA, default_config
-from mha_research.config.schema import ConfigError, check, groups, unknown
+from mha_research.config.schema import ConfigError, check, check_bounds, groups, unknown
 
 
 def flat(config: ConfigDict | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -50,6 +50,14 @@ def validate(config: ConfigDict) -> ConfigDict:
     return config.lock()
 
 
+def within_bounds(config: ConfigDict) -> ConfigDict:
+    """The validated config, once every number lies in the bounds of its field; else ConfigError."""
+    config = validate(config)
+    for path, value in flat(config).items():
+        check_bounds(FIELDS[path], value, path)
+    return config
+
+
 def differences(old: ConfigDict, new: ConfigDict) -> dict[str, tuple[Any, Any]]:
     """The fields in which two configs differ, as path: (old, new); `run.*` is left out, for it changes no number."""
     before, after = flat(old), flat(new)
@@ -68,8 +76,11 @@ def to_json(config: ConfigDict) -> str:
 def from_json(text: str) -> ConfigDict:
     """The config that `to_json` wrote. ConfigError for text that is no config, an unknown field or a wrong type."""
     try:
-        values = flat(json.loads(text))
-    except (json.JSONDecodeError, TypeError) as error:
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise TypeError(f"expected an object, got {type(values).__name__}")
+        values = flat(values)
+    except (json.JSONDecodeError, TypeError, RecursionError) as error:
         raise ConfigError(f"a saved config is not readable: {error}") from None
     return validate(from_values(values))
 

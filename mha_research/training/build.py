@@ -43,7 +43,7 @@ _CHOICES = {
 
 def build_task(config: ConfigDict) -> Task:
     """The task of the config, with its data read. Raises TaskError for bad data, ConfigError for bad settings."""
-    return _build("task", lambda: build_choice(config.task, TASKS))
+    return as_config_error("task", lambda: build_choice(config.task, TASKS))
 
 
 def build_attention(config: ConfigDict) -> Callable[..., Any]:
@@ -51,14 +51,14 @@ def build_attention(config: ConfigDict) -> Callable[..., Any]:
     fields = dict(config.model.attention.items())
     kind = ATTENTION_KINDS[fields.pop("kind")]
     for name, kinds in _CHOICES.items():
-        fields[name] = _build(f"model.attention.{name}", functools.partial(build_choice, fields[name], kinds))
+        fields[name] = as_config_error(f"model.attention.{name}", functools.partial(build_choice, fields[name], kinds))
     return functools.partial(kind, config.model.d_model, dtype=jnp.dtype(config.model.dtype), **fields)
 
 
 def build_model(config: ConfigDict, spec: TaskSpec, rngs: nnx.Rngs) -> DecoderLM:
     """The model of the config for a task of this kind and size. Raises ConfigError for sizes that do not fit."""
     model = config.model
-    return _build(
+    return as_config_error(
         "model",
         lambda: DecoderLM(
             spec.vocabulary_size,
@@ -81,7 +81,7 @@ def build_model(config: ConfigDict, spec: TaskSpec, rngs: nnx.Rngs) -> DecoderLM
     )
 
 
-def _build(path: str, make: Callable[[], Any]) -> Any:
+def as_config_error(path: str, make: Callable[[], Any]) -> Any:
     """What `make` gives; a setting that a constructor refuses is a ConfigError that names the group."""
     try:
         return make()

@@ -1,8 +1,10 @@
 """Exact evaluation: sums and counts over the whole of a held-out set, by document, divided once."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 
 from mha_research.tasks import Evaluation, Task
@@ -18,11 +20,25 @@ def evaluate(
 
     Sets evaluated with the same `width`, the largest of their numbers of documents, share one compiled program.
     """
-    sums = zero_sums((width or evaluation.documents,))
+    zero = zero_sums((width or evaluation.documents,))
     batches = evaluation.batches(batch_size).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
+    # A batch is summed in float32 on the device, and batches in float64 here: a long document has more targets than
+    # float32 can count. Each is fetched once the next one is under way.
+    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), zero)
+    unread = zero
     for batch in batches:
-        sums = program.evaluate(params, sums, batch)
-    return {name: np.asarray(value, np.float64)[: evaluation.documents] for name, value in sums.items()}
+        sums = program.evaluate(params, zero, batch)
+        total, unread = _added(total, unread), sums
+    return {name: value[: evaluation.documents] for name, value in _added(total, unread).items()}
+
+
+def _added(total: DocumentSums, sums: Mapping[str, Any]) -> DocumentSums:
+    return {name: value + np.asarray(sums[name], np.float64) for name, value in total.items()}
+
+
+def held_out_sets(task: Task, limit: int | None = None) -> dict[str, Evaluation]:
+    """The held-out sets by name, each thinned to at most `limit` of its examples."""
+    return {name: held_out.thinned(limit) if limit else held_out for name, held_out in task.evaluations().items()}
 
 
 def head_row(task: Task, program: Program, params: Any, batch_size: int) -> dict[str, float]:
@@ -44,12 +60,11 @@ def evaluation_row(
     """
     row: dict[str, float] = {}
     found: dict[str, DocumentSums] = {}
-    sets = task.evaluations()
+    sets = held_out_sets(task, limit)
     width = max(held_out.documents for held_out in sets.values())
     for name, held_out in sets.items():
         if name == "valid" or every:
-            scored = held_out.thinned(limit) if limit else held_out
-            found[name] = evaluate(program, params, scored, batch_size, width)
+            found[name] = evaluate(program, params, held_out, batch_size, width)
             loss, hits, count = (float(found[name][part].sum()) for part in ("loss", "hits", "count"))
             split, at, length = name.partition("@")
             values = task.metrics(loss / count, hits / count)

@@ -6,7 +6,11 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+
+class WorkdirError(ValueError):
+    """The directory holds something else or is damaged, or another process is using it. The message is one line."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -23,22 +27,38 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file, without a last line that was torn by a kill. No file: no rows.
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """Adds a line to a JSON-lines file, and ends the one before it where a kill tore that."""
+    with path.open("ab+") as file:
+        torn = file.tell() and not _ends_a_line(file)
+        file.write((b"\n" if torn else b"") + json.dumps(row).encode() + b"\n")
 
-    Raises ValueError naming the file and line for damage anywhere else.
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl, each with its `step`, without a last line that was torn by a kill. No file: no rows.
+
+    Raises WorkdirError naming the file and line for damage anywhere else.
     """
     if not path.exists():
         return []
-    *lines, last = path.read_text(encoding="utf8").split("\n")
+    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
     rows = []
-    for number, line in enumerate([*lines, last], 1):
+    for number, line in enumerate(lines, 1):
         try:
-            if line:
-                rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number <= len(lines) - 1:
-                raise ValueError(f"{path}, line {number} is no JSON: {error}") from None
+            row = json.loads(line) if line else None
+            if line and not (isinstance(row, dict) and isinstance(row.get("step"), int)):
+                raise ValueError("it is no row with a step")
+        except ValueError as error:
+            if number < len(lines):
+                raise WorkdirError(f"{path}, line {number} is damaged: {error}; take the line away") from None
+            break
+        if row is not None:
+            rows.append(row)
     return rows
 
 

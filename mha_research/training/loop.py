@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from mha_research.config import ConfigError, to_json, validate
+from mha_research.config import ConfigError, to_json, within_bounds
 from mha_research.tasks import Task, TaskSpec
 from mha_research.training.build import build_task
 from mha_research.training.checkpoint import Checkpoints
@@ -18,6 +18,7 @@ from mha_research.training.evaluate import evaluation_row, head_row
 from mha_research.training.interrupt import Flag, Interrupted, interrupts
 from mha_research.training.log import Log
 from mha_research.training.profile import Profiler
+from mha_research.training.rehearsal import rehearse
 from mha_research.training.step import Program, build_program
 from mha_research.training.summary import finish, train_row
 from mha_research.training.workdir import (
@@ -27,18 +28,6 @@ from mha_research.training.workdir import (
     read_result,
     record_start,
     write_document_sums,
-)
-
-_POSITIVE = (
-    "steps",
-    "batch_size",
-    "accumulate",
-    "log_every",
-    "eval_every",
-    "eval_limit",
-    "checkpoint_every",
-    "keep_last",
-    "max_skipped",
 )
 
 
@@ -54,9 +43,9 @@ def train(
 
     Idempotent: a directory whose run is over returns its result at once; one whose run was interrupted goes on from its
     last checkpoint, on CPU to the same bits. A run whose gradients stay non-finite returns with status `diverged`.
-    Raises ConfigError and TaskError before anything is written, WorkdirError for a directory that holds another config
-    or is in use, CheckpointError or OSError when the disk does not take what is written (what is there stays good), and
-    Interrupted after a checkpoint when SIGTERM or SIGINT comes.
+    Raises ConfigError and TaskError before anything is written, WorkdirError for a directory that holds another config,
+    a run on other data or damaged files, or is in use, CheckpointError or OSError when the disk does not take what is
+    written (what is there stays good), and Interrupted after a checkpoint when SIGTERM or SIGINT comes.
     """
     config, workdir = check(config), Path(workdir)
     result = read_result(workdir)
@@ -64,25 +53,21 @@ def train(
         check_config(workdir, config)
         return result
     task = build_task(config)
+    rehearse(config, task)
     program = build(config, task.spec)
     with claim(workdir, config):
-        record_start(workdir, overrides or {})
+        record_start(workdir, overrides or {}, task.fingerprint)
         return _run(config, workdir, task, program)
 
 
 def check(config: ConfigDict) -> ConfigDict:
     """The validated config. Raises ConfigError for a field that is wrong by itself or beside another one."""
-    config = validate(config)
+    config = within_bounds(config)
     options = config.train
-    for name in _POSITIVE:
-        if options[name] is not None and options[name] < 1:
-            raise ConfigError(f"train.{name} must be 1 or more, got {options[name]}")
     if options.batch_size % options.accumulate:
         raise ConfigError(
             f"train.batch_size {options.batch_size} must be a multiple of train.accumulate {options.accumulate}"
         )
-    if not 0 <= config.seed < 2**31:
-        raise ConfigError(f"seed must be in [0, 2^31), got {config.seed}")
     return config
 
 

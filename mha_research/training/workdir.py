@@ -20,12 +20,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from mha_research.config import ConfigError, differences, from_json, provenance, to_json
-from mha_research.training.files import exclusive, write_atomically
-
-
-class WorkdirError(RuntimeError):
-    """The directory holds something else, or another process is using it. The message is one line."""
+from mha_research.config import differences, from_json, provenance, records, to_json
+from mha_research.training.files import WorkdirError, append_row, exclusive, write_atomically
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +44,27 @@ class Result:
 
 
 def read_result(workdir: Path) -> Result | None:
-    """The result of a run that is over, None for one that is not."""
+    """The result of a run that is over, None for one that is not. Raises WorkdirError for one that cannot be read."""
     path = workdir / "result.json"
-    return Result(**json.loads(path.read_text(encoding="utf8"))) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return Result(**json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        said = " ".join(str(error).split())
+        raise WorkdirError(
+            f"{path} is damaged: {said}; take it away, and the run ends again from its last checkpoint"
+        ) from None
 
 
 @contextlib.contextmanager
 def claim(workdir: Path, config: ConfigDict) -> Iterator[None]:
     """Makes the directory this config's, for this process alone, while the context lasts.
 
-    Raises WorkdirError when another process holds it, when it was made with another config (the message shows the
-    differences), or when it holds files but no config.
+    Raises WorkdirError when it cannot be made, when another process holds it, when it was made with another config (the
+    message shows the differences), or when it holds files but no config.
     """
-    workdir.mkdir(parents=True, exist_ok=True)
+    make_folder(workdir)
     with contextlib.ExitStack() as stack:
         foreign = not (workdir / "config.json").exists() and sorted(
             path.name for path in workdir.iterdir() if not path.name.startswith(".")
@@ -77,15 +81,26 @@ def claim(workdir: Path, config: ConfigDict) -> Iterator[None]:
         yield
 
 
+def make_folder(workdir: Path) -> None:
+    """Makes the directory, unless it is there. Raises WorkdirError where that is impossible: a file is in the way."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise WorkdirError(f"{str(workdir)!r} cannot be made a directory: {reason}") from None
+
+
 def check_config(workdir: Path, config: ConfigDict) -> None:
     """Writes the config, or checks that the one that is there is the same. Raises WorkdirError with the differences."""
     path = workdir / "config.json"
     if not path.exists():
+        if (workdir / "result.json").exists():
+            raise WorkdirError(f"{workdir} holds a result but no config.json that says of what; choose another")
         write_atomically(path, to_json(config))
         return
     try:
         changed = differences(from_json(path.read_text(encoding="utf8")), config)
-    except ConfigError as error:
+    except ValueError as error:  # a ConfigError, or bytes that are no text
         raise WorkdirError(f"{path} is not a config of this version: {error}") from None
     if changed:
         shown = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
@@ -98,7 +113,15 @@ def write_document_sums(workdir: Path, sums: Mapping[str, Mapping[str, np.ndarra
     write_atomically(workdir / "documents.json", json.dumps(plain) + "\n")
 
 
-def record_start(workdir: Path, overrides: Mapping[str, Any]) -> None:
-    """Adds a row to provenance.jsonl."""
-    with (workdir / "provenance.jsonl").open("a", encoding="utf8") as file:
-        file.write(json.dumps(provenance(dict(overrides))) + "\n")
+def record_start(workdir: Path, overrides: Mapping[str, Any], data: str) -> None:
+    """Adds a row to provenance.jsonl; `data` is the fingerprint of what is learned from.
+
+    Raises WorkdirError when an earlier start read other data: its results would be of neither.
+    """
+    path = workdir / "provenance.jsonl"
+    if changed := [row["data"] for row in records(path) if row.get("data", data) != data]:
+        raise WorkdirError(
+            f"{workdir} holds a run on other data: what task.files names has changed ({changed[-1]} -> {data}); "
+            "restore it, or choose another directory"
+        )
+    append_row(path, provenance(dict(overrides)) | {"data": data})

@@ -98,3 +98,15 @@ def test_arguments() -> None:
         parse_arguments(["--workdir"])
     with pytest.raises(ConfigError, match="unexpected argument 'x'"):
         parse_arguments(["x"])
+
+
+def test_a_file_that_leaves_is_one_line_too(tmp_path: pathlib.Path) -> None:
+    for body in ("import sys\nsys.exit(3)\n", HEADER + "    raise SystemExit(3)\n"):
+        with pytest.raises(ConfigError, match=r"my_config\.py, line \d: SystemExit: 3"):
+            load_config(write(tmp_path, body))
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"seed"', "[" * 100_000])
+def test_json_that_is_no_config_is_not_readable(text: str) -> None:
+    with pytest.raises(ConfigError, match="a saved config is not readable"):
+        from_json(text)

@@ -7,7 +7,7 @@ import subprocess
 import jax
 import pytest
 
-from mha_research.config.provenance import code_revision, provenance
+from mha_research.config.provenance import code_revision, provenance, records
 
 
 def test_the_record_is_json_and_names_code_packages_and_device() -> None:
@@ -38,3 +38,10 @@ def test_without_git_the_revision_is_unknown(tmp_path: pathlib.Path, monkeypatch
     assert code_revision(tmp_path) == unknown
     monkeypatch.setenv("PATH", str(tmp_path))
     assert code_revision() == unknown
+
+
+def test_records_leave_out_what_was_torn_or_damaged(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert records(path) == []
+    path.write_bytes(b'{"a": 1}\n{"a": {"b"\n\xff\n[3]\n\n{"a": 2}\n{"a": ')
+    assert records(path) == [{"a": 1}, {"a": 2}]

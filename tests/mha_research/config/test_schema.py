@@ -2,9 +2,19 @@
 
 import pytest
 
-from mha_research.config import ConfigError, default_config, override
+from mha_research.config import ConfigError, default_config, override, within_bounds
 from mha_research.config.default import FIELDS
-from mha_research.config.schema import Choice, Field, check, field, flatten, optional, optional_sequence, parse
+from mha_research.config.schema import (
+    Choice,
+    Field,
+    check,
+    check_bounds,
+    field,
+    flatten,
+    optional,
+    optional_sequence,
+    parse,
+)
 
 OPTIONAL_FLOATS = [path for path, leaf in FIELDS.items() if leaf.optional and leaf.type is float and not leaf.sequence]
 
@@ -112,3 +122,50 @@ def test_the_fields_of_a_choice_must_be_optional() -> None:
 
 def test_every_field_is_documented() -> None:
     assert all(isinstance(leaf, Field) and len(leaf.doc) > 5 for leaf in FIELDS.values())
+
+
+@pytest.mark.parametrize(
+    "bounds,inside,outside,words",
+    [
+        ("[1, inf)", [1, 2.5], [0, -1, 0.999], "1 or more"),
+        ("(0, inf)", [1e-30, 7], [0, -1, 1e-50], "above 0"),  # 1e-50 is 0 in float32
+        ("[0, 1)", [0, 0.5], [-0.1, 1, 1 - 1e-12], r"in \[0, 1\)"),  # 1 - 1e-12 is 1 in float32
+        ("[0, 1]", [0, 1], [1.5], r"in \[0, 1\]"),
+    ],
+)
+def test_bounds(bounds: str, inside: list[float], outside: list[float], words: str) -> None:
+    leaf = optional(float, "", bounds=bounds)
+    for number in [*map(float, inside), None]:
+        check_bounds(leaf, number, "p")
+    for number in map(float, outside):
+        with pytest.raises(ConfigError, match=rf"^p must be {words}, got {number}$"):
+            check_bounds(leaf, number, "p")
+
+
+def test_every_number_must_fit_the_32_bits_that_jax_computes_with() -> None:
+    for leaf, largest, beyond, words in (
+        (field(0, ""), 2**31 - 1, 2**31, r"2\^31"),
+        (field(0.0, ""), 3.4e38, 1e39, "3.4e38"),
+    ):
+        for sign in (1, -1):
+            check_bounds(leaf, sign * largest, "p")
+            with pytest.raises(ConfigError, match=rf"^p must be smaller than {words} in size"):
+                check_bounds(leaf, sign * beyond, "p")
+    with pytest.raises(ConfigError, match=r"^p must be smaller than 2\^31 in size, got 2147483648$"):
+        check_bounds(optional_sequence(int, ""), (3, 2**31), "p")
+
+
+def test_every_default_lies_in_its_bounds() -> None:
+    assert within_bounds(default_config())
+    assert sum(bool(leaf.bounds) for leaf in FIELDS.values()) > 30
+
+
+def test_text_is_kept_as_it_is_and_no_optional_text_is_empty() -> None:
+    assert override(default_config(), {"run.sample_prompt": " The "}).run.sample_prompt == " The "
+    assert override(default_config(), {"run.sample_prompt": ""}).run.sample_prompt == ""
+    for path, leaf in FIELDS.items():
+        if leaf.type is str and leaf.optional:
+            with pytest.raises(ConfigError, match=rf"^{path} (is empty|must be .*, got '')"):
+                override(default_config(), {path: ""})  # what an unset variable of a shell leaves
+    with pytest.raises(ConfigError, match=r"^run\.sample_prompt must be Unicode text, got '\\udcff'$"):
+        override(default_config(), {"run.sample_prompt": "\udcff"})

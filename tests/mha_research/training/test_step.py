@@ -245,11 +245,13 @@ def test_one_program_serves_every_seed_and_directory(tiny: ConfigDict) -> None:
     [
         ({"train.steps": 0}, r"train\.steps must be 1 or more, got 0"),
         ({"train.accumulate": 4}, r"train\.batch_size 6 must be a multiple of train\.accumulate 4"),
-        ({"seed": -1}, r"seed must be in \[0, 2\^31\), got -1"),
+        ({"seed": -1}, r"seed must be 0 or more, got -1"),
+        ({"seed": 2**31}, r"seed must be smaller than 2\^31 in size, got 2147483648"),
         ({"model.attention.num_heads": 3}, r"^model: .*in_features=8 .*num_heads=3"),
-        ({"model.attention.dropout_rate": 1.5}, r"^model: .*dropout_rate .*got 1\.5"),
+        ({"model.attention.dropout_rate": 1.5}, r"^model\.attention\.dropout_rate must be in \[0, 1\), got 1\.5"),
         ({"task.length": 7}, r"^task: task\.length must be even for copy, got 7"),
-        ({"optimizer.clip_norm": -1.0}, r"optimizer\.clip_norm must not be negative, got -1\.0"),
+        ({"optimizer.clip_norm": -1.0}, r"optimizer\.clip_norm must be 0 or more, got -1\.0"),
+        ({"model.attention.head_dim": 5}, r"^model: rotate: the head width must be even, got 5"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_written(

@@ -1,0 +1,53 @@
+"""A run in shapes alone, before anything is written: what the model or the data refuse, they refuse here."""
+
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from mha_research.config import ConfigError
+from mha_research.tasks import CharLM, Task
+from mha_research.training.build import as_config_error
+from mha_research.training.evaluate import held_out_sets
+from mha_research.training.step import build_program, zero_sums
+
+
+def rehearse(config: ConfigDict, task: Task, update: bool = True) -> None:
+    """Traces the start, an evaluation of each held-out set and an update; the run itself finds them traced.
+
+    Without the `update`, the costly part, it is a plan's look at an arm.
+
+    Raises ConfigError for settings that do not fit each other or the task, such as a head width that rotary positions
+    cannot turn, an implementation that declines, or text longer than a table of learned positions.
+    """
+    options, program = config.train, build_program(config, task.spec)
+    sets = held_out_sets(task, options.eval_limit)
+    width = max(held_out.documents for held_out in sets.values())
+    _check_table(config, task, max(len(held_out.example(0)["tokens"]) for held_out in sets.values()))
+
+    def trace() -> None:
+        state = jax.eval_shape(program.init, config.seed)
+        if update:
+            jax.eval_shape(program.update, state, task.train_batches(config.seed, options.batch_size)[0])
+        for held_out in sets.values():
+            batch: Any = held_out.batches(options.eval_batch_size or options.batch_size)[0]
+            jax.eval_shape(program.evaluate, state["params"], zero_sums((width,)), batch)
+
+    as_config_error("model", trace)
+
+
+def _check_table(config: ConfigDict, task: Task, longest: int) -> None:
+    """A table of learned positions ends: beyond it a model gives NaN, in a held-out set or in a sample."""
+    if config.model.position.name != "learned":
+        return
+    sampled = isinstance(task, CharLM) and config.run.sample_length
+    reached = {
+        "task.test_lengths": longest,
+        "run.sample_length": 1 + len(config.run.sample_prompt) + config.run.sample_length if sampled else 0,
+    }
+    for field, length in reached.items():
+        if length > task.spec.length:
+            raise ConfigError(
+                f"{field} reaches position {length}, beyond the {task.spec.length} of task.length that "
+                "model.position.name = 'learned' has a table for"
+            )
