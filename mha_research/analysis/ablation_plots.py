@@ -36,6 +36,7 @@ _STYLE: Any = {
     "grid.linewidth": 0.5,
     "legend.frameon": False,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a dollar in a name is a dollar
     "svg.hashsalt": "mha_research",
     "figure.constrained_layout.use": True,
     **{name: _INK for name in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")},
@@ -79,7 +80,8 @@ def _look(runs: Runs) -> dict[str, dict[str, Any]]:
 
 def _arm_axis(ax: Axes, arms: Sequence[str]) -> None:
     long = max(map(len, arms)) * len(arms) > 50
-    ax.set_xticks(range(len(arms)), arms, rotation=30 if long else 0, ha="right" if long else "center")
+    how: Any = {"rotation": 30 if long else 0, "ha": "right" if long else "center", "parse_math": False}
+    ax.set_xticks(range(len(arms)), arms, **how)
 
 
 def plot_effect(runs: Runs, metric: str, baseline: str) -> Figure:
@@ -209,10 +211,11 @@ def plot_tuning(runs: Runs) -> Figure:
     tune, look = runs.manifest.frozen.tune, _look(runs)
     figure, (ax,) = _figure(3.0)
     grid = {value: i for i, value in enumerate(tune["values"])}
-    overrides = {run.name: run.overrides for run in runs.manifest.runs}
     for arm in runs.arms:
-        points = [(grid[overrides[run.name][tune["field"]]], run.value(tune["metric"]))
-                  for run in runs if run.arm == arm and run.phase == "tune"]  # fmt: skip
+        tuning = [run for run in runs if run.arm == arm and run.phase == "tune" and run.config]
+        points = [(grid[run.config[tune["field"]]], run.value(tune["metric"])) for run in tuning]
+        if not points:
+            continue
         means = pd.DataFrame(points, columns=["x", "y"]).groupby("x")["y"].mean()
         ax.plot(means.index, means, label=arm, linewidth=1.5, **look[arm])
         ax.scatter(*zip(*points), s=10, alpha=0.6, **look[arm])

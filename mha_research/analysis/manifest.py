@@ -105,14 +105,33 @@ class Manifest:
                 runs,
                 Question.from_json(later) if later else None,
             )
+            if data["hash"] != frozen.hash:
+                raise ManifestError(
+                    f"{path} was changed: its claims, seeds or tuning do not have the hash {data['hash']}"
+                )
+            manifest.check_runs(Path(workdir))
         except FileNotFoundError:
             raise ManifestError(f"{workdir} is no sweep: it holds no {FILE}") from None
-        except (KeyError, TypeError, ValueError) as error:
+        except ManifestError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ManifestError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-        if data["hash"] != frozen.hash:
-            raise ManifestError(f"{path} was changed: its claims, seeds or tuning do not have the hash {data['hash']}")
-        root = (Path(workdir) / "runs").resolve()
-        for run in runs:
-            if not run.folder(Path(workdir)).resolve().is_relative_to(root) or run.folder(root) == root:
-                raise ManifestError(f"{path} names a run outside its directory: {run.name!r}")
         return manifest
+
+    def check_runs(self, workdir: Path) -> None:
+        """Raises ManifestError for a run that is planned twice, outside the directory, or not what its arm and seed
+        say."""
+        path, root = workdir / FILE, (workdir / "runs").resolve()
+        names = set()
+        for run in self.runs:
+            folder = run.folder(workdir).resolve()
+            if not folder.is_relative_to(root) or folder == root:
+                raise ManifestError(f"{path} names a run outside its directory: {run.name!r}")
+            if run.name in names:
+                raise ManifestError(f"{path} names the run {run.name!r} twice")
+            names.add(run.name)
+            settings = {**self.arms[run.arm], "seed": run.seed}
+            if run.phase == "tune" and self.frozen.tune:
+                settings[self.frozen.tune["field"]] = run.overrides[self.frozen.tune["field"]]
+            if settings != dict(run.overrides):
+                raise ManifestError(f"{path} was changed: the run {run.name!r} is not that of its arm and seed")

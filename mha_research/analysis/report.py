@@ -10,6 +10,7 @@ index.html                      all of it for a person
 import dataclasses
 import json
 import math
+import shlex
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,25 @@ _EXPLORATORY = (
     "Claims or seeds that were added after the sweep had started, or that come from a directory with another question. "
     "They suggest; they do not confirm."
 )
+_FILES = (
+    "index.html",
+    "compare.csv",
+    *(f"{name}.{kind}" for name in ("results", "curves") for kind in ("csv", "parquet")),
+)
 _OTHER = " Not all of them froze the same claims, seeds and tuning: read everything as exploratory."
 
 
 def write_report(runs: Runs, folder: Path) -> Path:
-    """Writes everything into `folder` and returns the page's path. Raises ValueError for runs that belong to no
-    sweep."""
+    """Writes everything into `folder` and returns the page's path.
+
+    Raises ValueError for runs that belong to no sweep, and for a folder with files of these names that no report wrote.
+    """
     planned, exploratory = verdicts(runs)
     folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "verdicts.json").exists() and (taken := [name for name in _FILES if (folder / name).exists()]):
+        raise ValueError(f"{folder} holds {taken[0]} but no report; choose another folder with --output")
+    judged = {"planned": [_plain(v) for v in planned], "exploratory": [_plain(v) for v in exploratory]}
+    (folder / "verdicts.json").write_text(json.dumps(judged, indent=2) + "\n", encoding="utf8")
     for name, data in (("results", runs.table()), ("curves", runs.curves())):
         data.to_csv(folder / f"{name}.csv", index=False)
         data.to_parquet(folder / f"{name}.parquet", index=False)
@@ -45,8 +57,6 @@ def write_report(runs: Runs, folder: Path) -> Path:
     tables = [compare(runs, metric, runs.arms[0]).assign(metric=metric) for metric in metrics if _has(runs, metric)]
     if tables:
         pd.concat(tables).to_csv(folder / "compare.csv", index=False)
-    judged = {"planned": [_plain(v) for v in planned], "exploratory": [_plain(v) for v in exploratory]}
-    (folder / "verdicts.json").write_text(json.dumps(judged, indent=2) + "\n", encoding="utf8")
     path = folder / "index.html"
     path.write_text(report_page(runs, planned, exploratory), encoding="utf8")
     return path
@@ -248,13 +258,14 @@ def _every_number(runs: Runs) -> str:
 def _provenance(runs: Runs) -> str:
     facts: dict[str, dict[str, list[str]]] = {}
     for run in runs:
-        for start in run.provenance:
+        for start in (start for start in run.provenance if {"code", "device", "python", "packages"} <= start.keys()):
             code, device = start["code"], start["device"]
             dirty = " with local changes" if code["dirty"] else ""
             said = {
                 "code": f"{code['commit'] or 'unknown'}{dirty}",
                 "Python": start["python"],
                 "device": f"{device['count']} x {device['kind']} ({device['platform']}), {device['host']}",
+                **({"data": start["data"]} if start.get("data") else {}),
                 **{name: version or "none" for name, version in start["packages"].items()},
             }
             for name, value in said.items():
@@ -266,14 +277,14 @@ def _provenance(runs: Runs) -> str:
 
 
 def _reproduce(runs: Runs, manifest: Manifest) -> str:
-    file = manifest.config_file
+    file = shlex.quote(manifest.config_file)
     lines = [f"python -m experiments.sweep --config={file} --workdir=DIR", "python -m experiments.report --workdir=DIR"]
-    example = next((run for run in runs.main() if run.result), None)
+    example = next((run for run in runs.main() if run.result and run.arm in manifest.arms), None)
     if example is not None:
-        planned = next(run for run in manifest.runs if (run.arm, run.seed) == (example.arm, example.seed))
         tune = manifest.frozen.tune
-        settings = {**planned.overrides, **({tune["field"]: example.config[tune["field"]]} if tune else {})}
-        changes = " ".join(f"--config.{field}={value}" for field, value in settings.items())
+        settings = {**manifest.arms[example.arm], "seed": example.seed}
+        settings |= {tune["field"]: example.config.get(tune["field"])} if tune else {}
+        changes = " ".join(shlex.quote(f"--config.{field}={value}") for field, value in settings.items())
         lines += ["# one run of it", f"python -m experiments.train --config={file} {changes} --workdir=RUN"]
     return f"<pre>{escape(chr(10).join(lines))}</pre>"
 

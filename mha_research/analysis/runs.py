@@ -20,7 +20,7 @@ import pandas as pd
 
 from mha_research.analysis.manifest import FILE, Manifest, ManifestError, Phase, PlannedRun
 from mha_research.analysis.verdict import Outcome, Status
-from mha_research.config import ConfigError, flat, from_json
+from mha_research.config import flat, from_json, records
 
 SIZES = ("parameters", "flops_per_step", "tokens_per_step")
 _STEPS_TO = re.compile(r"steps_to:(.+?)(<=|>=)(.+)")
@@ -44,22 +44,13 @@ class Run:
 
     @functools.cached_property
     def rows(self) -> pd.DataFrame:
-        """metrics.jsonl: one row a log point; a last line torn by a kill is left out."""
-        path = self.path / "metrics.jsonl"
-        rows = []
-        for line in path.read_text(encoding="utf8").split("\n") if path.exists() else []:
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        return pd.DataFrame(rows)
+        """metrics.jsonl: one row a log point; a line torn by a kill is left out."""
+        return pd.DataFrame([row for row in records(self.path / "metrics.jsonl") if isinstance(row.get("step"), int)])
 
     @functools.cached_property
     def provenance(self) -> list[dict[str, Any]]:
-        """One record per start of the run: code, packages, device, command."""
-        path = self.path / "provenance.jsonl"
-        lines = path.read_text(encoding="utf8").splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        """One record per start of the run: code, packages, device, command; one torn by a kill is left out."""
+        return records(self.path / "provenance.jsonl")
 
     @functools.cached_property
     def documents(self) -> dict[str, dict[str, list[float]]]:
@@ -206,13 +197,18 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         text = path.read_text(encoding="utf8")
-        return from_json(text).to_dict() if path.name == "config.json" else json.loads(text)
-    except (ConfigError, ValueError) as error:
+        data = from_json(text).to_dict() if path.name == "config.json" else json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("it holds no JSON object")
+        if not all(isinstance(data.get(part, {}), dict) for part in ("metrics", "valid", "test")):
+            raise ValueError("a part of it is no JSON object")
+    except ValueError as error:
         raise ManifestError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    return data
 
 
 def _joined(old: Run, new: Run) -> Run:
-    if old.result and new.result and old.result["metrics"] != new.result["metrics"]:
+    if old.result and new.result and old.result.get("metrics") != new.result.get("metrics"):
         raise ManifestError(f"{old.path} and {new.path} are the same arm and seed with different results")
     return old if old.result else new
 

@@ -1,5 +1,6 @@
 """The report: tidy files that read back, and a page that is whole, safe, and the same in a real browser."""
 
+import dataclasses
 import html
 import json
 import re
@@ -13,10 +14,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from mha_research.analysis import ablation_plots as plots
-from mha_research.analysis.claims import AllOf
+from mha_research.analysis.claims import AllOf, Claim
+from mha_research.analysis.manifest import Manifest
 from mha_research.analysis.report import write_report
 from mha_research.analysis.runs import load_runs
-from tests.mha_research.analysis.synthetic import METRIC, diverge, fail, make_sweep
+from tests.mha_research.analysis.synthetic import METRIC, change_result, diverge, fail, make_sweep
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +161,65 @@ def test_in_a_real_browser(page, tmp_path, width, dark):
         return sum(map(int, re.findall(r"\d+", colour)[:3])) > 3 * 128
 
     assert (bright(seen["ink"]), bright(seen["paper"])) == (dark, not dark)
+
+
+def test_a_folder_of_other_things_is_left_alone(workdir, tmp_path):
+    (tmp_path / "index.html").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds index\.html but no report; choose another folder with --output"):
+        write_report(load_runs(workdir), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+    assert (tmp_path / "index.html").read_text() == "mine"
+
+
+def test_seeds_of_another_machine_alone_have_ended(tmp_path):
+    """The first directory planned seeds 0 to 2 and ran none of them; the second ran others, and tuned."""
+    waiting = make_sweep(tmp_path / "a", seeds=[], planned=range(3))
+    joined = load_runs(waiting, make_sweep(tmp_path / "b", seeds=range(3, 6)))
+    text = write_report(joined, tmp_path / "report").read_text()
+    assert "--config.model.attention.num_heads=1 --config.seed=3 " in text
+    tuned = make_sweep(tmp_path / "c", seeds=range(3), tune=True)
+    shutil.rmtree(tuned / "runs/h2")
+    assert "at the edge of the grid" in write_report(load_runs(tuned), tmp_path / "tuned").read_text()
+
+
+HOSTILE = "\"'><script>alert(1)</script> $\\bad{ & ünï😀 " + "long" * 500
+
+
+def test_hostile_names_stay_text(tmp_path):
+    """In claims, titles, metrics, reasons and logs; a dollar begins no formula."""
+    metric = f"test/{HOSTILE}"
+    claim = Claim(text=HOSTILE, source=HOSTILE, metric=metric, contrast={"h1": 1, "h2": -1})
+    workdir = make_sweep(tmp_path / "s", seeds=range(3), claims=[claim])
+    manifest = Manifest.read(workdir)
+    manifest = dataclasses.replace(manifest, title=HOSTILE, config_file=HOSTILE)
+    (workdir / "manifest.json").write_text(manifest.to_text())
+    for run in manifest.runs:
+        change_result(workdir, run.name, metrics={metric: 1.0 + run.seed + len(run.arm) * run.seed})
+    diverge(workdir, "h4/seed1")
+    change_result(workdir, "h4/seed1", message=HOSTILE)
+    fail(workdir, "h8/seed1")
+    (workdir / "failures/h8/seed1.json").write_text(json.dumps({"reason": HOSTILE, "log": [HOSTILE]}))
+    text = write_report(load_runs(workdir), tmp_path / "report").read_text()
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;alert(1)") > 8
+    for figure in re.findall(r"<svg .*?</svg>", text, flags=re.S):
+        ElementTree.fromstring(figure)
+
+
+def test_single_runs_with_dollars_in_their_names_are_drawn(tmp_path):
+    workdir = make_sweep(tmp_path / "s", seeds=range(2), arms={"h1": 0, "h2": 0})
+    for seed, name in ((0, "a$\\bad$"), (1, "b$_$")):
+        shutil.copytree(workdir / f"runs/h1/seed{seed}", tmp_path / name)
+    runs = load_runs(tmp_path / "a$\\bad$", tmp_path / "b$_$")
+    assert "a$\\bad$" in plots.svg(plots.plot_effect(runs, METRIC, "b$_$"), "effect")
+    assert "b$_$" in plots.svg(plots.plot_curves(runs, "train/loss"), "curves")
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_sweep_of_few_seeds_that_all_diverged_still_has_a_page(seeds, tmp_path):
+    workdir = make_sweep(tmp_path / "s", seeds=range(seeds))
+    for run in load_runs(workdir):
+        diverge(workdir, run.name)
+    text = write_report(load_runs(workdir), tmp_path / "report").read_text()
+    assert f"{seeds} seeds: fewer than 3" in text
+    assert f"{4 * seeds} diverged" in text

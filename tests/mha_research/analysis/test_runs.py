@@ -108,6 +108,13 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         ('"seeds": [0, 1, 2]', '"seeds": [0, 1, 2, 3]', "do not have the hash"),
         ('"name": "h1/seed0"', '"name": "../../outside"', "outside its directory"),
         ('"runs": [', '"runs": [[', "cannot be read"),
+        ('"hash": ', '"hish": ', "cannot be read"),
+        ('"arms": {', '"arms": [], "arm": {', "cannot be read"),
+        ('"name": "h1/seed0"', '"name": 3', "cannot be read"),
+        ('"name": "h1/seed0"', '"name": "h2/seed0"', "names the run 'h2/seed0' twice"),
+        ('"arm": "h1"', '"arm": "h9"', "cannot be read"),
+        ('"seed": 0, "phase"', '"seed": 1, "phase"', "'h1/seed0' is not that of its arm and seed"),
+        ('num_heads": 1, "seed": 0', 'num_heads": 2, "seed": 0', "'h1/seed0' is not that of its arm and seed"),
     ],
 )
 def test_a_manifest_that_was_changed_is_refused(tmp_path, old, new, message):
@@ -165,3 +172,24 @@ def test_verdicts_of_planned_and_of_added_seeds(tmp_path):
     assert not joined.same_question
     assert len(exploratory) == 5
     assert len(exploratory[0].values) == 7
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.json", "documents.json"])
+@pytest.mark.parametrize("content", [b"[]", b"{", b"\xff\x00", b'{"metrics": [], "test": 3}'])
+def test_a_damaged_file_of_a_run_is_named(tmp_path, name, content):
+    workdir = make_sweep(tmp_path / "s", seeds=range(3))
+    (workdir / "runs/h1/seed0" / name).write_bytes(content)
+    with pytest.raises(ManifestError, match=rf"h1/seed0/{name} cannot be read: ") as caught:
+        _ = [run.documents for run in load_runs(workdir)]
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_lines_are_left_out(tmp_path):
+    workdir = make_sweep(tmp_path / "s", seeds=range(3))
+    folder = workdir / "runs/h1/seed0"
+    for name in ("metrics.jsonl", "provenance.jsonl"):
+        with (folder / name).open("ab") as file:
+            file.write(b'{"step": 7\n[]\n\xff\n{"ste{"step": 8}')
+    run = load_runs(workdir)[0]
+    assert list(run.rows["step"]) == sorted([*range(10, 70, 10)] * 2)
+    assert len(run.provenance) == 1
