@@ -2,6 +2,7 @@
 created."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -9,10 +10,10 @@ from typing import Any, Literal
 from mha_research.analysis.claims import AllOf, Claim, elementary
 
 Overrides = Mapping[str, Any]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")  # it names folders, of at most 255 bytes
 # What a claim may be about: held-out data at the last step, the speed of exclusive runs, the steps to a threshold
 # (`steps_to:valid/loss<=2.0`), and the size of a run. `valid/` itself chooses, so it cannot claim.
-_CLAIMED = re.compile(r"test/.+|time/.+|steps_to:[^<>=]+(<=|>=)[-+.\deE]+|parameters|flops_per_step|tokens_per_step")
+_CLAIMED = re.compile(r"test/.+|time/.+|steps_to:[^<>=]+(<=|>=)(.+)|parameters|flops_per_step|tokens_per_step")
 FIRST_TUNING_SEED = 1000
 
 
@@ -81,11 +82,20 @@ class Sweep:
         if self.tune is not None and (both := set(self.seeds) & set(self.tune.seeds)):  # type: ignore[arg-type]
             raise ValueError(f"seeds that tune must not be seeds that claim; both lists hold {sorted(both)}")
         object.__setattr__(self, "claims", self._checked_claims())
+        if not isinstance(self.worst, Mapping):
+            raise TypeError(f"Sweep.worst maps metrics to numbers; got {self.worst!r}")
         for metric, value in self.worst.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not isinstance(metric, str):
                 raise TypeError(f"Sweep.worst[{metric!r}] is a number; got {value!r}")
-        if isinstance(self.deterministic, str):
-            raise TypeError(f"Sweep.deterministic is a list of metrics; got {self.deterministic!r}")
+            if not math.isfinite(value):
+                raise ValueError(f"Sweep.worst[{metric!r}] is finite, for verdicts count with it; got {value!r}")
+        metrics = self.deterministic
+        if (
+            isinstance(metrics, str)
+            or not isinstance(metrics, Iterable)
+            or not all(isinstance(m, str) for m in metrics)
+        ):
+            raise TypeError(f"Sweep.deterministic is a list of metrics; got {metrics!r}")
 
     def _checked_claims(self) -> tuple[Claim | AllOf, ...]:
         if isinstance(self.claims, (str, Claim, AllOf)) or not isinstance(self.claims, Iterable):
@@ -99,11 +109,20 @@ class Sweep:
                 raise ValueError(
                     f"the claim {claim.text!r} is about the arm {unknown[0]!r}; there are {list(self.arms)}"
                 )
-            if not _CLAIMED.fullmatch(claim.metric):
+            if not _is_claimed(claim.metric):
                 raise ValueError(
                     f"the claim {claim.text!r} is about {claim.metric!r}; claims use test/, not what chooses"
                 )
         return claims
+
+
+def _is_claimed(metric: str) -> bool:
+    if not (match := _CLAIMED.fullmatch(metric)):
+        return False
+    try:
+        return match[2] is None or math.isfinite(float(match[2]))
+    except ValueError:
+        return False
 
 
 def vary(field: str, values: Iterable[Any], name: str = "") -> dict[str, Overrides]:

@@ -8,6 +8,7 @@ from mha_research.analysis.manifest import FILE, Manifest, PlannedRun
 from mha_research.sweeps.plan import SweepError, extend
 from mha_research.sweeps.progress import Watch
 from mha_research.sweeps.work import failure_path, state
+from mha_research.training import make_folder
 from mha_research.training.files import exclusive, write_atomically
 
 Engine = Callable[[Path, Manifest, Sequence[PlannedRun], Watch], None]  # returns when each run has ended somehow
@@ -18,7 +19,8 @@ def opened(workdir: Path, wanted: Manifest | None) -> Iterator[Manifest]:
     """The manifest of the directory, which is this process's alone while the context lasts.
 
     `wanted` is what the sweep file says now: it becomes the manifest of a new directory, and extends that of a started
-    one. Raises SweepError for a directory that another sweep is using, or that holds something else.
+    one. Raises SweepError for a directory that another sweep is using, or that holds something else, and WorkdirError
+    for one that cannot be made.
     """
     if wanted is None:
         Manifest.read(workdir)
@@ -28,7 +30,7 @@ def opened(workdir: Path, wanted: Manifest | None) -> Iterator[Manifest]:
             raise SweepError(
                 f"{workdir} is not empty and holds no {FILE}, but {', '.join(foreign[:3])}; choose another"
             )
-        workdir.mkdir(parents=True, exist_ok=True)
+        make_folder(workdir)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(exclusive(workdir / ".lock"))

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from mha_research.analysis.manifest import Manifest, PlannedRun, Question
 from mha_research.config import FIELDS, ConfigError, differences, from_json, load_module, override, to_json
+from mha_research.config.load import call
 from mha_research.config.schema import check, unknown
 from mha_research.sweeps.description import Sweep, seed_list
 from mha_research.training import check as check_config
@@ -26,13 +27,10 @@ def load_sweep(file: str | Path, overrides: Mapping[str, Any] | None = None) -> 
     Raises ConfigError or SweepError naming the file and what is wrong in it.
     """
     module = load_module(file)
-    for name in ("get_config", "get_sweep"):
-        if not callable(getattr(module, name, None)):
-            raise SweepError(f"the sweep file {str(file)!r} has no function {name}()")
     try:
-        base, sweep = module.get_config(), module.get_sweep()
-    except (TypeError, ValueError) as error:
-        raise SweepError(f"{file}: {' '.join(str(error).split())}") from error
+        base, sweep = call(file, module, "get_config"), call(file, module, "get_sweep")
+    except ConfigError as error:
+        raise SweepError(str(error)) from error
     if not isinstance(sweep, Sweep):
         raise SweepError(f"get_sweep() of {str(file)!r} returns a Sweep; got {type(sweep).__name__}")
     title = (module.__doc__ or Path(file).stem).strip().split("\n")[0]
@@ -44,6 +42,8 @@ def plan(title: str, config_file: str, base: ConfigDict, sweep: Sweep) -> Manife
     arms = {name: _typed(f"arm {name!r}", overrides) for name, overrides in sweep.arms.items()}
     tune = None
     if sweep.tune is not None:
+        if sweep.tune.field == "seed":
+            raise SweepError("Tune.field is seed, but a lucky seed is no setting: see Tune.seeds")
         values = [_typed("Tune.values", {sweep.tune.field: value})[sweep.tune.field] for value in sweep.tune.values]
         tune = dataclasses.asdict(sweep.tune) | {
             "values": values,
@@ -53,6 +53,8 @@ def plan(title: str, config_file: str, base: ConfigDict, sweep: Sweep) -> Manife
     for name, overrides in arms.items():
         try:
             configs[name] = check_config(override(base, overrides))
+            for value in tune["values"] if tune else ():
+                check_config(override(base, {**overrides, tune["field"]: value}))  # type: ignore[index]
         except ConfigError as error:
             raise SweepError(f"arm {name!r}: {error}") from None
         for other in list(configs)[:-1]:

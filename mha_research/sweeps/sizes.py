@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from mha_research.analysis.manifest import Manifest
 from mha_research.config import ConfigError, differences, override
 from mha_research.sweeps.plan import SweepError, base_config
-from mha_research.training import build_task
+from mha_research.training import build_task, rehearse
 from mha_research.training.step import build_program
 from mha_research.training.summary import flops_per_step
 
@@ -48,6 +48,7 @@ def sizes(manifest: Manifest) -> dict[str, Size]:
             task = build_task(config)
             tasks.append((config, task))
         try:
+            rehearse(config, task, update=False)  # type: ignore[arg-type]
             program = build_program(config, task.spec)  # type: ignore[attr-defined]
         except ConfigError as error:
             raise SweepError(f"arm {arm!r}: {error}") from None

@@ -61,7 +61,14 @@ def test_helpers_refuse():
         ),
         ({"tune": Tune("seed", [8, 16], [0], "valid/loss")}, ValueError, r"both lists hold \[0\]"),
         ({"worst": {"test/loss": "5"}}, TypeError, r"worst\['test/loss'\]"),
+        ({"worst": {"test/loss": float("nan")}}, ValueError, r"worst\['test/loss'\] is finite.*got nan"),
+        ({"worst": {"test/loss": float("inf")}}, ValueError, r"worst\['test/loss'\] is finite.*got inf"),
+        ({"worst": {3: 1.0}}, TypeError, r"worst\[3\]"),
+        ({"worst": [5.0]}, TypeError, "worst maps metrics"),
         ({"deterministic": "parameters"}, TypeError, "list of metrics"),
+        ({"deterministic": ["parameters", 3]}, TypeError, "list of metrics"),
+        ({"deterministic": 3}, TypeError, "list of metrics"),
+        ({"arms": {"a" * 201: {}}}, ValueError, "name of an arm"),
     ],
 )
 def test_refused(change, error, message):
@@ -94,3 +101,10 @@ def test_seeds_of_tuning_are_their_own():
 def test_what_claims_may_be_about(metric):
     claim = Claim(text="?", metric=metric, contrast={"a": 1, "b": -1})
     assert Sweep(ARMS, 3, [AllOf([claim, claim])]).claims[0].parts[0].metric == metric
+
+
+@pytest.mark.parametrize("threshold", ["e", "1-2", "", "nan", "inf", "two"])
+def test_a_threshold_is_a_number(threshold):
+    claim = Claim(text="?", metric=f"steps_to:valid/loss<={threshold}", contrast={"a": 1, "b": -1})
+    with pytest.raises(ValueError, match="claims use test/"):
+        Sweep(ARMS, 3, [claim])

@@ -77,6 +77,9 @@ def test_files(tmp_path):
         ("", r"has no function get_config\(\)"),
         ("def get_config(): pass\ndef get_sweep(): return 3", "returns a Sweep; got int"),
         ("def get_config(): pass\ndef get_sweep(): raise ValueError('no arms')", "no arms"),
+        ("def get_config(): pass\ndef get_sweep(): return {}['h1']", "s.py, line 2: KeyError: 'h1'"),
+        ("def get_config(): x.y = 3", "s.py, line 1: NameError"),
+        ("def get_config(): exit(3)", "s.py, line 1: SystemExit: 3"),
     ):
         path = tmp_path / "s.py"
         path.write_text(text)
@@ -162,3 +165,13 @@ def test_quick_is_small():
     assert base.train.eval_limit == 32
     assert list(sweep.seeds) == [0, 1]
     assert sweep.tune is None
+
+
+def test_every_value_of_the_grid_is_checked_with_every_arm():
+    arms = {"a": {}, "b": {"train.accumulate": 3}}
+    with pytest.raises(SweepError, match=r"arm 'b': train\.batch_size 4 must be a multiple of train\.accumulate 3"):
+        planned(Sweep(arms, 3, tune=Tune("train.batch_size", [3, 4], 1, "valid/loss")))
+    with pytest.raises(SweepError, match=r"arm 'a': train\.batch_size must be 1 or more, got -1"):
+        planned(Sweep(arms, 3, tune=Tune("train.batch_size", [3, -1], 1, "valid/loss")))
+    with pytest.raises(SweepError, match=r"Tune\.field is seed"):
+        planned(Sweep(arms, 3, tune=Tune("seed", [3, 4], [1000], "valid/loss")))
