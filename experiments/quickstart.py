@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import report, sweep
+from experiments.command_line import command_line
 from mha_research.config import ConfigError, parse_arguments
 
 CONFIG = Path(__file__).parents[1] / "configs/sweeps/quickstart.py"
@@ -166,4 +167,4 @@ def _heads(workdir: Path) -> tuple[list[Any], list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command_line(main))

@@ -7,6 +7,7 @@ one sweep, such as its seeds from two machines, are joined. Exit code: 0, or 2 f
 import sys
 from pathlib import Path
 
+from experiments.command_line import command_line
 from mha_research.config import ConfigError, parse_arguments
 
 
@@ -50,4 +51,4 @@ def _write(workdirs: list[Path], folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command_line(main))

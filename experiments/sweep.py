@@ -20,10 +20,12 @@ stopped by Ctrl-C and SIGTERM, with every run saved.
 """
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from experiments.command_line import command_line
 from mha_research.config import ConfigError, parse_arguments
 
 
@@ -34,14 +36,21 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> _Parser:
     parser = _Parser(prog="experiments.sweep", allow_abbrev=False, add_help=False)
-    for name in ("config", "only", "sbatch", "run"):
-        parser.add_argument(f"--{name}", default="")
-    parser.add_argument("--workdir", default="", type=str)
+    for name in ("config", "workdir", "only", "run"):
+        parser.add_argument(f"--{name}", type=_text)
+    parser.add_argument("--sbatch", type=shlex.split, default=[])
     parser.add_argument("--executor", default="local", choices=("local", "slurm", "ray"))
     parser.add_argument("--max_parallel", type=int, default=None)
     for name in ("dry_run", "quick", "retry_failed"):
         parser.add_argument(f"--{name}", action="store_true")
     return parser
+
+
+def _text(value: str) -> str:
+    """Refuses what an unset variable of a shell leaves: `--run=` must not run everything."""
+    if not value.strip(", "):
+        raise argparse.ArgumentTypeError("it is empty")
+    return value
 
 
 def main(arguments: list[str]) -> int:
@@ -58,6 +67,8 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("--workdir is missing; --help shows the options")
         if (overrides or options.quick) and not options.config:
             raise ConfigError("--config.FIELD=VALUE and --quick need --config=FILE")
+        if options.run and (options.config or options.only or options.retry_failed or options.dry_run):
+            raise ConfigError("--run makes one run of the manifest, and takes no option but --workdir")
         if options.max_parallel is not None and options.max_parallel < 1:
             raise ConfigError(f"--max_parallel is 1 or more; got {options.max_parallel}")
     except ConfigError as error:
@@ -75,7 +86,7 @@ def _sweep(options: argparse.Namespace, overrides: dict[str, str]) -> int:
     from mha_research.sweeps.plan import SweepError, extend, load_sweep, plan, shrink
     from mha_research.sweeps.show import print_plan
     from mha_research.tasks import TaskError
-    from mha_research.training import Interrupted
+    from mha_research.training import Interrupted, WorkdirError
 
     jax.config.update("jax_platforms", "cpu")  # planning needs no accelerator, and must not take one from the workers
     workdir = Path(options.workdir)
@@ -88,16 +99,18 @@ def _sweep(options: argparse.Namespace, overrides: dict[str, str]) -> int:
             wanted = plan(title, options.config, base, sweep)
         manifest = Manifest.read(workdir) if wanted is None or (workdir / FILE).exists() else wanted
         manifest = extend(manifest, wanted) if wanted else manifest
-        only = [arm for arm in options.only.split(",") if arm]
+        only = [arm for arm in (options.only or "").split(",") if arm]
         if unknown := [arm for arm in only if arm not in manifest.arms]:
             raise SweepError(f"--only names the arm {unknown[0]!r}; there are {', '.join(manifest.arms)}")
-        engine, workers = engine_for(options.executor, manifest, options.max_parallel, options.sbatch.split())
+        engine, workers = engine_for(
+            options.executor, manifest, options.max_parallel, shlex.split(options.sbatch or "")
+        )
         print_plan(manifest, workdir, only, workers)
         if options.dry_run:
             return 0
         with opened(workdir, wanted) as manifest:
             watch = run_sweep(workdir, manifest, engine, workers, only, options.retry_failed)
-    except (ConfigError, SweepError, ManifestError, TaskError) as error:
+    except (ConfigError, SweepError, ManifestError, TaskError, WorkdirError) as error:
         return _fail(error, 2)
     except Interrupted as error:
         return _fail(f"{error}; the same command goes on from there", 128 + error.signal)
@@ -112,12 +125,12 @@ def _sweep(options: argparse.Namespace, overrides: dict[str, str]) -> int:
 def _one(options: argparse.Namespace) -> int:
     from mha_research.analysis.manifest import Manifest, ManifestError
     from mha_research.sweeps.work import do
-    from mha_research.training import Interrupted, use_compilation_cache
+    from mha_research.training import Interrupted, WorkdirError, use_compilation_cache
 
     workdir = Path(options.workdir)
     try:
         manifest = Manifest.read(workdir)
-    except ManifestError as error:
+    except (ManifestError, OSError) as error:
         return _fail(error, 2)
     run = next((run for run in manifest.runs if run.name == options.run), None)
     if run is None:
@@ -127,6 +140,8 @@ def _one(options: argparse.Namespace) -> int:
         ended = do(workdir, manifest, run)
     except Interrupted as error:
         return _fail(f"{error}; the same command goes on from there", 128 + error.signal)
+    except (WorkdirError, OSError) as error:
+        return _fail(error, 1)
     print(f"{run.name} {ended}")
     return int(ended == "failed")
 
@@ -137,4 +152,4 @@ def _fail(error: Any, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command_line(main))

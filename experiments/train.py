@@ -7,6 +7,7 @@ command, config or directory, 130 and 143 stopped by Ctrl-C and SIGTERM after a 
 import logging
 import sys
 
+from experiments.command_line import command_line
 from mha_research.config import ConfigError, load_config, parse_arguments
 
 USAGE = "usage: python -m experiments.train --config=FILE --workdir=DIR [--config.FIELD=VALUE ...]"
@@ -32,6 +33,8 @@ def main(arguments: list[str]) -> int:
 def run(config, workdir: str, overrides: dict[str, str]) -> int:  # type: ignore[no-untyped-def]
     """Trains, and turns what can happen into an exit code."""
     # Imported late, so that a wrong command line is answered at once.
+    import jax
+
     from mha_research.tasks import TaskError
     from mha_research.training import CheckpointError, Interrupted, WorkdirError, train, use_compilation_cache
 
@@ -45,6 +48,11 @@ def run(config, workdir: str, overrides: dict[str, str]) -> int:  # type: ignore
         return _fail(f"{error}; the same command goes on from there", 128 + error.signal)
     except (CheckpointError, OSError) as error:
         return _fail(error, 1)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        said = " ".join(str(error).split())[:200]
+        return _fail(f"out of memory: lower train.batch_size or raise train.accumulate ({said})", 1)
     if result.status != "finished":
         return _fail(result.message, 1)
     return 0
@@ -57,12 +65,14 @@ def _fail(error: object, code: int) -> int:
 
 def _help(arguments: list[str]) -> int:
     from mha_research.config import FIELDS
+    from mha_research.config.schema import bounds_in_words
 
     print(__doc__)
     for path, field in FIELDS.items():
-        print(f"  --config.{path}  {field.doc} [{field.describe()}; {field.default!r}]")
+        bounds = f", {bounds_in_words(field.bounds)}" if field.bounds else ""
+        print(f"  --config.{path}  {field.doc} [{field.describe()}; {field.default!r}]{bounds}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command_line(main))

@@ -112,6 +112,21 @@ def test_dry_run_creates_nothing(tmp_path, capsys):
         (["--workdir=x", f"--config={SWEEP}", "--config.model.d_model=13"], "arm 'h3': model: "),
         (["--workdir=tests", f"--config={SWEEP}"], "tests is not empty and holds no manifest.json"),
         (["--workdir=no", "--run=h1/seed0"], "no is no sweep"),
+        (["--workdir=x", "--run="], "argument --run: it is empty"),  # an unset variable must not run everything
+        (["--workdir=x", "--only=,"], "argument --only: it is empty"),
+        (["--workdir=x", "--config="], "argument --config: it is empty"),
+        (["--workdir=x", "--run=h1/seed0", "--retry_failed"], "takes no option but --workdir"),
+        (["--workdir=x", "--sbatch='a"], "argument --sbatch"),
+        (
+            [
+                "--workdir=x",
+                f"--config={SWEEP}",
+                "--config.model.attention.position.name=rotary",
+                "--config.model.d_model=15",
+            ],
+            "arm 'h1': model: rotate: the head width must be even, got 15",
+        ),
+        ([f"--workdir={SWEEP}", f"--config={SWEEP}"], "cannot be made a directory"),
     ],
 )
 def test_wrong_commands_are_one_line_and_create_nothing(arguments, message, capsys):

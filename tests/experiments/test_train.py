@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 from experiments.train import main
@@ -150,3 +151,28 @@ def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     assert "--config.model.attention.num_heads  query heads H [int; 4]" in output
     assert "--config.optimizer.clip_norm  largest global norm of the gradient [float or None; None]" in output
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("cannot allocate 9 TB"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of\nmemory")]
+)
+def test_too_little_memory_is_one_line_that_says_what_to_lower(
+    error: Exception, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("mha_research.training.train", fail)
+    assert main(command(folder, "memory")) == 1
+    said = capsys.readouterr().err
+    assert "out of memory: lower train.batch_size or raise train.accumulate" in said
+    assert said.count("\n") == 1
+
+
+def test_another_failure_of_the_device_is_not_hidden(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError("INTERNAL: the chip is on fire")
+
+    monkeypatch.setattr("mha_research.training.train", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
+        main(command(folder, "fire"))
