@@ -5,6 +5,7 @@ of a save leaves the earlier steps whole.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,21 @@ class Checkpoints:
     """The saved steps of a run: the last `keep_last`, and the best by the smallest `best_metric` where it was measured.
 
     A step holds `state` (a pytree of arrays and keys, typed or raw), `config` (readable JSON) and `metrics`.
+    Raises CheckpointError, as every method does, for a directory that is none or that holds damaged metrics.
     """
 
     def __init__(self, directory: Path, keep_last: int = 2, best_metric: str = "valid/loss") -> None:
-        self.directory = directory.absolute()
-        self._manager = ocp.CheckpointManager(
+        self.directory, self._best_metric = directory.absolute(), best_metric
+        if self.directory.exists() and not self.directory.is_dir():
+            raise CheckpointError(f"{self.directory} is no directory, so no checkpoint can lie in it")
+        try:
+            self._manager = self._open(keep_last)
+        except Exception as error:
+            raise CheckpointError(f"the checkpoints in {self.directory} cannot be read: {_reason(error)}") from error
+
+    def _open(self, keep_last: int) -> ocp.CheckpointManager:
+        best_metric = self._best_metric
+        return ocp.CheckpointManager(
             self.directory,
             item_handlers={"state": ocp.StandardCheckpointHandler(), "config": ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(
@@ -61,8 +72,10 @@ class Checkpoints:
     def save(self, step: int, state: Any, config_json: str, metrics: dict[str, float] | None = None) -> str:
         """Saves and says so in one line. Raises CheckpointError when the step did not reach the disk.
 
-        A step at or below the newest is refused: what is on disk is never replaced.
+        A step at or below the newest is refused: what is on disk is never replaced. Metrics that are not finite are
+        left out, and a step without a finite `best_metric` is never the best.
         """
+        metrics = {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
         newest = max(self.steps(), default=-1)
         if step <= newest:
             raise CheckpointError(f"step {step} was not saved: {self.directory} already holds step {newest}")
@@ -70,7 +83,9 @@ class Checkpoints:
             state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(json.loads(config_json))
         )
         try:
-            saved = self._manager.save(step, args=items, metrics=metrics, force=True)
+            saved = self._manager.save(
+                step, args=items, metrics=metrics if self._best_metric in metrics else None, force=True
+            )
             self._manager.wait_until_finished()
         except Exception as error:
             raise CheckpointError(f"step {step} was not saved in {self.directory}: {_reason(error)}") from error
@@ -96,7 +111,11 @@ class Checkpoints:
         except CheckpointError:
             raise
         except Exception as error:
-            raise CheckpointError(f"step {step} in {self.directory} cannot be restored: {_reason(error)}") from error
+            earlier = max((other for other in self.steps() if other < step), default=None)
+            way = "" if earlier is None else f"; with {self.directory / str(step)} moved away, step {earlier} is next"
+            raise CheckpointError(
+                f"step {step} in {self.directory} cannot be restored: {_reason(error)}{way}"
+            ) from error
         # Orbax does not compare typed with raw keys.
         for (path, new), old in zip(jax.tree_util.tree_leaves_with_path(like), jax.tree.leaves(restored["state"])):
             if new.dtype != old.dtype:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from mha_research.config import ConfigError, to_json, within_bounds
 from mha_research.tasks import Task, TaskSpec
 from mha_research.training.build import build_task
-from mha_research.training.checkpoint import Checkpoints
+from mha_research.training.checkpoint import CheckpointError, Checkpoints
 from mha_research.training.clock import Clock
 from mha_research.training.data import train_batches
 from mha_research.training.evaluate import evaluation_row, head_row
@@ -78,6 +78,8 @@ def _run(config: ConfigDict, workdir: Path, task: Task, program: Program) -> Res
         checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", config.train.keep_last))
         if checkpoints.steps():
             step, state = checkpoints.restore(state)
+            if step != int(state["step"]):
+                raise CheckpointError(f"{checkpoints.directory / str(step)} holds the state of step {state['step']}")
         log = stack.enter_context(Log(workdir, config.train.steps, step, config.run.tensorboard))
         for line in (*task.notes, f"{program.parameters:,} parameters"):
             log.say(line)

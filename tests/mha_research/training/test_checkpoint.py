@@ -1,7 +1,9 @@
 """S23, S24 and S26: what is restored is what was saved, or an error names the path; a save happened, or it raised."""
 
 import json
+import math
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -98,3 +100,30 @@ def test_an_empty_directory_holds_no_checkpoint(tmp_path: pathlib.Path) -> None:
         checkpoints.save(3, {"x": jnp.ones(1)}, "{}")
         with pytest.raises(FileNotFoundError, match="no checkpoint of step 4 in"):
             checkpoints.restore({"x": jnp.ones(1)}, step=4)
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(tmp_path: pathlib.Path) -> None:
+    losses = {1: math.nan, 2: 2.0, 3: math.nan, 4: math.inf, 5: 3.0, 6: math.nan}
+    with Checkpoints(tmp_path, keep_last=1) as checkpoints:
+        for step, loss in losses.items():
+            checkpoints.save(step, {"x": jnp.ones(1)}, "{}", {"valid/loss": loss, "valid/other": 1.0})
+        assert checkpoints.steps() == [2, 6]
+        assert checkpoints.metrics(2) == {"valid/loss": 2.0, "valid/other": 1.0}
+
+
+def test_damage_is_one_line_that_says_how_to_go_on(tmp_path: pathlib.Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (3, 7):
+            checkpoints.save(step, {"x": jnp.full(2, float(step))}, "{}", {"valid/loss": 1.0})
+    shutil.move(tmp_path / "7/state", tmp_path / "kept")
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(CheckpointError, match=r"step 7 in .* cannot be restored: .*7 moved away, step 3 is next$"):
+            checkpoints.restore({"x": jnp.zeros(2)})
+        assert checkpoints.restore({"x": jnp.zeros(2)}, step=3)[0] == 3
+    (tmp_path / "7/metrics/metrics").write_text("{")
+    with pytest.raises(CheckpointError, match=r"^the checkpoints in .* cannot be read: JSONDecodeError") as caught:
+        Checkpoints(tmp_path)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match="is no directory"):
+        Checkpoints(tmp_path / "file")

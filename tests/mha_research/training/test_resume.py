@@ -147,6 +147,16 @@ def test_a_torn_last_line_is_repaired(
     assert fingerprint(tiny, tmp_path / "run") == uninterrupted
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tiny: ConfigDict, tmp_path: pathlib.Path) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        at_step(monkeypatch, 6, kill)
+        with pytest.raises(Killed):
+            train(tiny, tmp_path / "run")
+    (tmp_path / "run/checkpoints/4").rename(tmp_path / "run/checkpoints/40")
+    with pytest.raises(CheckpointError, match=r"checkpoints/40 holds the state of step 4$"):
+        train(tiny, tmp_path / "run")
+
+
 def test_a_finished_run_returns_at_once_and_changes_nothing(
     tiny: ConfigDict, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
