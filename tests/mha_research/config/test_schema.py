@@ -30,6 +30,18 @@ def test_every_optional_float_takes_numbers_and_none_and_refuses_text() -> None:
             parse(FIELDS[path], "abc", path)
 
 
+def test_every_optional_field_takes_none_and_refuses_another_type() -> None:
+    optional_fields = {path: leaf for path, leaf in FIELDS.items() if leaf.optional}
+    wrong = {bool: "maybe", int: "1.5", float: "abc"}
+    for path, leaf in optional_fields.items():
+        assert parse(leaf, "None", path) is None
+        assert leaf.default is None
+        if leaf.type is not str or leaf.values:
+            with pytest.raises(ConfigError, match=rf"^{path} must be "):
+                parse(leaf, wrong.get(leaf.type, "none of them"), path)
+    assert {leaf.type for leaf in optional_fields.values()} == {bool, int, float, str}
+
+
 def test_an_optional_field_is_none_unless_set_and_can_be_unset_again() -> None:
     config = default_config()
     assert config.optimizer.clip_norm is None

@@ -13,7 +13,6 @@ from mha_research.tasks import Evaluation
 from mha_research.training import rehearse, train
 from mha_research.training.build import build_task
 from mha_research.training.evaluate import evaluate
-from mha_research.training.step import build_program
 
 TEXT = {"task.name": "char_lm", "task.vocabulary_size": None, "task.evaluation_size": None, "task.length": 8}
 LEARNED = {"model.position.name": "learned", "model.attention.position.name": "none"}
@@ -72,13 +71,3 @@ def test_batches_are_summed_beyond_what_float32_counts() -> None:
     assert {name: value.tolist() for name, value in sums.items()} == {
         name: [2.0**24 + 3] for name in ("loss", "hits", "count")
     }
-
-
-def test_evaluation_by_batches_is_that_of_one_batch(tiny: ConfigDict) -> None:
-    task = build_task(tiny)
-    program = build_program(tiny, task.spec)
-    params, held_out = program.init(3)["params"], task.evaluations()["valid"]
-    whole, parts = (evaluate(program, params, held_out, size) for size in (7, 3))
-    for name in whole:
-        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-6)
-        assert parts[name].dtype == np.float64
