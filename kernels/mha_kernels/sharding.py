@@ -41,11 +41,17 @@ def sharded(mesh: Mesh, batch: Axes = "data", heads: Axes = "heads") -> Iterator
         mesh: the device mesh. batch, heads: a name of one of its axes, several names, or None to leave whole.
 
     Raises:
-        ValueError: the mesh has no such axis; later, when the batch or the key/value heads do not divide evenly.
+        ValueError: the mesh has no such axis, or one is named twice; later, when batch or key/value heads do not
+            divide evenly. TypeError: mesh is no mesh.
     """
-    for name in jax.tree.leaves((batch, heads)):
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"sharded: mesh is {mesh!r}; expected a jax.sharding.Mesh")
+    names = jax.tree.leaves((batch, heads))
+    for name in names:
         if name not in mesh.axis_names:
             raise ValueError(f"sharded: no axis {name!r}; expected one of {mesh.axis_names}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"sharded: batch is {batch!r} and heads {heads!r}; expected each axis once")
     token = _ACTIVE.set(Sharding(mesh, batch, heads))
     try:
         yield

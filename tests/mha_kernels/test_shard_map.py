@@ -3,6 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import mha_kernels as mk
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
@@ -45,10 +51,20 @@ def sharded(p):
     output, entropy = sharded_attention(p, keep)
     return (output ** 2).sum() + jnp.nan_to_num(entropy).sum(), (output, entropy)
 
+def entered(p):
+    with mk.sharded(mesh, "b", "h"):
+        return whole(p)
+
 for IMPLEMENTATION in ("reference", mk.Blockwise(2, 3)):
-    expected, found = (jax.jit(jax.grad(f, has_aux=True))(params) for f in (whole, sharded))
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=5e-6, err_msg=str(path))
+    expected, *others = (jax.jit(jax.grad(f, has_aux=True))(params) for f in (whole, sharded, entered))
+    for found in others:
+        for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=5e-6, err_msg=str(path))
+try:
+    with mk.sharded(mesh, ("b", "h"), None):
+        whole(params)
+except ValueError as error:
+    assert "query has batch size 2 and key has 2 heads; expected multiples of 4 and 1" in str(error), error
 print("same")
 """
 
@@ -67,3 +83,19 @@ def test_shards_compute_what_the_whole_does() -> None:
         check=False,
     )
     assert run.stdout == "same\n", run.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        (("data",), TypeError, "mesh is 'data'; expected a jax.sharding.Mesh"),
+        ((None, "x"), ValueError, "no axis 'x'; expected one of"),
+        ((None, "data", "data"), ValueError, "batch is 'data' and heads 'data'; expected each axis once"),
+    ],
+    ids=str,
+)
+def test_what_is_no_mesh_or_axis_is_named(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh, *axes = (arguments[0] or mesh, *arguments[1:])
+    with pytest.raises(error, match=message), mk.sharded(mesh, *axes):
+        pass
