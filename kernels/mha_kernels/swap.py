@@ -4,9 +4,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_kernels.api import attention_with_statistics
+from mha_kernels.checks import check_arrays
 from mha_kernels.masks import CausalMask, DenseMask, KeyPaddingMask, Mask, WindowMask
+from mha_kernels.operands import known
 
 
 def dot_product_attention(
@@ -37,23 +40,31 @@ def dot_product_attention(
     computed in float64.
 
     Raises:
-        ValueError, TypeError: as `attention`.
+        ValueError, TypeError: as `attention`; also for lengths that are not (B,) integers and a window that is not
+            one or two of them.
     """
-    single = jnp.ndim(query) == 3
+    query, key, value = (known(array, name) for name, array in (("query", query), ("key", key), ("value", value)))
+    single = query.ndim == 3
     query, key, value, bias, mask = (
-        array[None] if array is not None and jnp.ndim(array) == 3 else array
-        for array in (query, key, value, bias, mask)
+        array[None] if array is not None and np.ndim(array) == 3 else array for array in (query, key, value, bias, mask)
     )
+    check_arrays(query, key, value)
     masks: list[Mask] = [] if mask is None else [mask if isinstance(mask, Mask) else DenseMask(mask)]
+    if not isinstance(is_causal, bool):
+        raise TypeError(f"is_causal is {is_causal!r}; expected a bool")
     if is_causal:
         masks.append(CausalMask())
     if local_window_size is not None:
-        window = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+        pair = isinstance(local_window_size, tuple | list)
+        window = tuple(local_window_size) if pair else (local_window_size,) * 2
+        if len(window) != 2 or not all(isinstance(side, int | np.integer) for side in window):
+            raise TypeError(f"local_window_size is {local_window_size!r}; expected (left, right) or one integer")
         masks.append(WindowMask(*window))
     if key_value_seq_lengths is not None:
-        masks.append(KeyPaddingMask(_before(key_value_seq_lengths, jnp.shape(key)[1])))
+        masks.append(KeyPaddingMask(_before("key_value_seq_lengths", key_value_seq_lengths, *key.shape[:2])))
     if query_seq_lengths is not None:
-        masks.append(DenseMask(_before(query_seq_lengths, jnp.shape(query)[1])[:, None, :, None]))
+        real = _before("query_seq_lengths", query_seq_lengths, *query.shape[:2])
+        masks.append(DenseMask(real[:, None, :, None]))
     joined = None
     for part in masks:
         joined = part if joined is None else joined & part
@@ -74,6 +85,9 @@ def dot_product_attention(
     return output, residual[0] if single else residual
 
 
-def _before(lengths: Any, size: int) -> jax.Array:
+def _before(name: str, lengths: Any, batch: int, size: int) -> jax.Array:
     """(B, size): True before each example's length."""
+    lengths = known(lengths, name)
+    if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(f"{name} has shape {lengths.shape} and dtype {lengths.dtype}; expected {(batch,)} integers")
     return jnp.arange(size)[None] < jnp.asarray(lengths)[:, None]

@@ -121,3 +121,28 @@ def test_cudnn_declines_without_a_gpu_and_auto_says_what_runs() -> None:
     assert str(plan).startswith("blockwise (query_tile 5, key_tile 7, programs 8)\n")
     with pytest.raises(ValueError, match="none of the statistics entropy"):
         mk.attention_with_statistics(*arrays(), implementation="xla", statistics="entropy")
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        (
+            {"key_value_seq_lengths": 2},
+            ValueError,
+            r"key_value_seq_lengths has shape \(\) .*; expected \(2,\) integers",
+        ),
+        ({"key_value_seq_lengths": np.array([1])}, ValueError, r"key_value_seq_lengths has shape \(1,\)"),
+        ({"query_seq_lengths": np.array([1.0, 2.0])}, ValueError, "query_seq_lengths has .* dtype float32"),
+        ({"local_window_size": 2.5}, TypeError, "local_window_size is 2.5; expected"),
+        ({"local_window_size": (1,)}, TypeError, r"local_window_size is \(1,\); expected"),
+        ({"is_causal": "no"}, TypeError, "is_causal is 'no'; expected a bool"),
+        ({"mask": np.ones((3, 3), int)}, TypeError, "mask: DenseMask.keep has dtype int32; expected bool"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_bad_arguments_are_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    x = np.zeros((2, 3, 1, 4), np.float32)
+    with pytest.raises(error, match=message):
+        mk.dot_product_attention(x, x, x, **options)
+    with pytest.raises(TypeError, match="value is a NoneType"):
+        mk.dot_product_attention(x, x, None)
