@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.operands import Lookup, Operand, Tile, axes, joined
+from mha_kernels.operands import Lookup, Operand, Tile, axes, joined, known
 
 
 class Bias(Operand):
@@ -122,6 +122,9 @@ class T5Bias(RelativeBias):
     bidirectional: bool = True
     max_distance: int = 128
 
+    def check(self) -> None:
+        check_buckets(self.bidirectional, self.table.shape[-1], self.max_distance)
+
     def of_distance(self, distance: jax.Array, lookup: Lookup) -> jax.Array:
         return lookup(self.table, t5_bucket(distance, self.bidirectional, self.table.shape[-1], self.max_distance))
 
@@ -136,14 +139,14 @@ def t5_bucket(relative_position: Any, bidirectional: bool, num_buckets: int = 32
     ahead use the upper half of the buckets; otherwise keys ahead share bucket 0. The bucket edges are computed on the
     host in float64, so that no device rounds a distance across an edge, and the bucket is a count of edges passed: only
     comparisons, which every accelerator compiles. Raffel et al. 2020 (T5), as in the t5x code.
+
+    Raises:
+        ValueError: num_buckets or max_distance is no integer or too small. TypeError: a position is no integer.
     """
-    side = num_buckets // 2 if bidirectional else num_buckets
-    exact = side // 2
-    if exact < 1 or max_distance <= exact:
-        raise ValueError(
-            f"num_buckets {num_buckets}, max_distance {max_distance}: expected num_buckets >= "
-            f"{4 if bidirectional else 2} and max_distance > {exact}, the number of exact buckets"
-        )
+    side, exact = check_buckets(bidirectional, num_buckets, max_distance)
+    relative_position = known(relative_position, "relative_position")
+    if not jnp.issubdtype(relative_position.dtype, jnp.integer):
+        raise TypeError(f"relative_position has dtype {relative_position.dtype}; expected integers")
     relative_position = jnp.asarray(relative_position, jnp.int32)
     distance = jnp.abs(relative_position) if bidirectional else jnp.maximum(-relative_position, 0)
     bucket = jnp.minimum(distance, exact)
@@ -152,6 +155,19 @@ def t5_bucket(relative_position: Any, bidirectional: bool, num_buckets: int = 32
     if bidirectional:
         bucket = bucket + side * (relative_position > 0).astype(jnp.int32)
     return bucket
+
+
+def check_buckets(bidirectional: bool, num_buckets: int, max_distance: int) -> tuple[int, int]:
+    """Buckets of a side, and how many of them hold one distance. Raises ValueError: see `t5_bucket`."""
+    integers = all(isinstance(n, (int, np.integer)) for n in (num_buckets, max_distance))
+    side = 0 if not integers else num_buckets // 2 if bidirectional else num_buckets
+    exact = max(side // 2, 0)
+    if exact < 1 or max_distance <= exact:
+        raise ValueError(
+            f"num_buckets {num_buckets!r}, max_distance {max_distance!r}: expected num_buckets >= "
+            f"{4 if bidirectional else 2} and max_distance > {exact}, the number of exact buckets, both integers"
+        )
+    return side, exact
 
 
 def _bucket_edges(side: int, exact: int, max_distance: int) -> list[int]:
@@ -166,6 +182,12 @@ class ClippedBias(RelativeBias):
     """table[h, clip(j - i, -k, k) + k] with table (H, 2 k + 1): clipped relative positions, Shaw et al. 2018, eq. 3."""
 
     table: jax.Array = axes("HN")
+
+    def check(self) -> None:
+        if self.table.shape[-1] % 2 == 0:
+            raise ValueError(
+                f"ClippedBias.table has {self.table.shape[-1]} entries a head; expected an odd number, 2 k + 1"
+            )
 
     def of_distance(self, distance: jax.Array, lookup: Lookup) -> jax.Array:
         clip = self.table.shape[-1] // 2

@@ -1,7 +1,7 @@
 """Reads the arguments of `attention`: checks each, says what is wrong with it, and bundles them into an `Algebra`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,25 +12,28 @@ from mha_kernels.algebra import STATISTICS, Algebra, Origin, Positions
 from mha_kernels.biases import Bias, DenseBias
 from mha_kernels.dropout import Dropout, seed_of
 from mha_kernels.masks import DenseMask, Mask
-from mha_kernels.operands import Operand, align, align_array, known
+from mha_kernels.operands import Operand, align, align_array, known, within_reach
+
+FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 
 
-def check_arrays(query: Any, key: Any, value: Any = None) -> tuple[jax.Array, ...]:
-    """Query (B, Q, H, E), key (B, K, G, E) and value (B, K, G, V) as arrays that fit each other.
+def check_arrays(query: Any, key: Any, *value: Any) -> tuple[jax.Array, ...]:
+    """Query (B, Q, H, E), key (B, K, G, E) and, if there is one, value (B, K, G, V) as arrays that fit each other.
 
     Raises:
         ValueError: a rank, size or head grouping does not fit. TypeError: a type is not floating.
     """
-    arrays = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    arrays = dict(zip(("query", "key", "value"), (query, key, *value)))
     for name, array in arrays.items():
-        array = arrays[name] = jnp.asarray(array)
+        array = known(array, name)
         if array.ndim != 4:
             axes = "(B, Q, H, E)" if name == "query" else f"(B, K, G, {'E' if name == 'key' else 'V'})"
             raise ValueError(f"{name} has shape {array.shape}; expected rank 4, {axes}")
-        if not jnp.issubdtype(array.dtype, jnp.floating):
+        if array.dtype not in FLOATS:
             raise TypeError(f"{name} has dtype {array.dtype}; expected float16, bfloat16, float32 or float64")
         if 0 in array.shape:
             raise ValueError(f"{name} has shape {array.shape}; expected no empty axis")
+        arrays[name] = jnp.asarray(array)
     _check_sizes(arrays)
     return tuple(arrays.values())
 
@@ -90,8 +93,8 @@ def _operand(name: str, given: Any, kind: type[Operand], dense: Callable[[Any], 
     if isinstance(given, Operand):
         raise TypeError(f"{name} is a {type(given).__name__}; expected a {kind.__name__} or an array")
     try:
-        array = jnp.asarray(given)
-    except (TypeError, ValueError) as error:
+        array = known(given, name)
+    except TypeError as error:
         raise TypeError(f"{name} is {type(given).__name__}; expected a {kind.__name__} or an array") from error
     if kind is Mask and array.dtype != jnp.bool_:
         raise TypeError(
@@ -101,20 +104,20 @@ def _operand(name: str, given: Any, kind: type[Operand], dense: Callable[[Any], 
 
 
 def _gate_axes(gate: Any) -> str:
-    rank = jnp.ndim(gate)
-    if rank not in (1, 2):
-        raise ValueError(f"head_gate has shape {jnp.shape(gate)}; expected (H,) or (B, H)")
-    return "H" if rank == 1 else "BH"
+    array = known(gate, "head_gate")
+    if array.ndim not in (1, 2):
+        raise ValueError(f"head_gate has shape {array.shape}; expected (H,) or (B, H)")
+    return "H" if array.ndim == 1 else "BH"
 
 
 def _scalar(name: str, value: Any, positive: bool = False) -> jax.Array:
-    array = known(value)
+    array = known(value, name)
     if array.shape != ():
         raise ValueError(f"{name} has shape {array.shape}; expected a number")
     if not jnp.issubdtype(array.dtype, jnp.number) or jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise TypeError(f"{name} has dtype {array.dtype}; expected a real number")
-    if isinstance(value, (int, float)) and (not math.isfinite(value) or (positive and value <= 0)):
-        raise ValueError(f"{name} is {value!r}; expected a {'positive' if positive else 'finite'} number")
+    if isinstance(array, np.ndarray) and (not np.isfinite(array) or (positive and array <= 0)):
+        raise ValueError(f"{name} is {value!r}; expected a {'positive, ' if positive else ''}finite number")
     if not jnp.issubdtype(array.dtype, jnp.floating):
         array = array.astype(jnp.float32)
     return array.reshape(1, 1, 1, 1)
@@ -135,10 +138,10 @@ def _positions(origin: Any, batch: int, heads: int) -> Positions:
         raise TypeError(f"origin is {origin!r}; expected an Origin(batch, head, query, key)")
     starts = []
     for name, value in origin._asdict().items():
-        start = known(value)
+        start = known(value, f"origin.{name}")
         if start.shape != () or not jnp.issubdtype(start.dtype, jnp.integer):
             raise TypeError(f"origin.{name} has dtype {start.dtype} and shape {start.shape}; expected an integer")
-        starts.append(start.astype(jnp.int32).reshape(1, 1, 1, 1))
+        starts.append(within_reach(start, f"origin.{name}").reshape(1, 1, 1, 1))
     batches = starts[0] + np.arange(batch, dtype=np.int32).reshape(-1, 1, 1, 1)
     indices = starts[1] + np.arange(heads, dtype=np.int32).reshape(1, -1, 1, 1)
     return Positions(batches, indices, starts[2], starts[3])
@@ -148,10 +151,12 @@ def statistic_names(names: Any) -> tuple[str, ...]:
     """The requested statistics in canonical order; None asks for all.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name. TypeError: neither a name nor several.
     """
     if names is None:
         return STATISTICS
+    if not isinstance(names, Iterable):
+        raise TypeError(f"statistics is {names!r}; expected names among {', '.join(STATISTICS)}")
     names = (names,) if isinstance(names, str) else tuple(names)
     for name in names:
         if name not in STATISTICS:

@@ -54,7 +54,7 @@ def choose(
         TypeError: it is neither a name nor an object with tile sizes.
     """
     problem = (query, key, value, algebra, statistics)
-    if implementation == "auto":
+    if isinstance(implementation, str) and implementation == "auto":
         declined: dict[str, str] = {}
         for name in PREFERRED.get(jax.default_backend(), ("blockwise",)):
             reason = NAMED[name].declines(*problem)
@@ -67,7 +67,7 @@ def choose(
         if implementation not in NAMED:
             raise ValueError(f"implementation is {implementation!r}; expected 'auto' or one of {', '.join(NAMED)}")
         chosen = NAMED[implementation]
-    elif hasattr(implementation, "declines"):
+    elif hasattr(implementation, "declines") and not isinstance(implementation, type):
         chosen = implementation
     else:
         raise TypeError(

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_kernels.operands import Operand, Tile, axes
 
@@ -29,8 +30,10 @@ class Dropout(Operand):
     key: Any = axes("S", "int")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rate, (int, float)) or isinstance(self.rate, bool) or not 0.0 <= self.rate <= 1.0:
+        number = isinstance(self.rate, (int, float, np.floating)) and not isinstance(self.rate, bool)
+        if not number or not 0.0 <= self.rate <= 1.0:
             raise ValueError(f"dropout rate is {self.rate!r}; expected a number in [0, 1]")
+        object.__setattr__(self, "rate", float(self.rate))
 
     def keep(self, at: Tile) -> jax.Array:
         """Boolean tile: True where the probability is kept."""
@@ -50,8 +53,8 @@ def seed_of(key: Any) -> jax.Array:
     """Two uint32 words drawn from a random key of any implementation."""
     try:
         return jax.random.bits(key, (2,), jnp.uint32)
-    except TypeError as error:
-        raise TypeError(f"dropout key is {key!r}; expected a JAX random key, e.g. jax.random.key(0)") from error
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"dropout key is {key!r}; expected one JAX random key, e.g. jax.random.key(0)") from error
 
 
 def _unsigned(position: Any) -> jax.Array:

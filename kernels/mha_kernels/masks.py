@@ -124,8 +124,8 @@ class CausalMask(DistanceMask):
 class WindowMask(DistanceMask):
     """Key j is allowed for query i when i - left <= j <= i + right; None leaves that side unbounded."""
 
-    left: Any = axes("", "int")
-    right: Any = axes("", "int")
+    left: Any = axes("", "int", optional=True)
+    right: Any = axes("", "int", optional=True)
 
     def distances(self) -> tuple[Any, Any]:
         return None if self.left is None else -self.left, self.right

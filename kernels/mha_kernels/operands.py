@@ -21,15 +21,17 @@ import jax.numpy as jnp
 import numpy as np
 
 ALIGNED_AXES = "BHQK"
+REACH = 2**30  # how far positions and offsets may go: their sums then fit in int32
 Lookup = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def axes(letters: str, kind: str = "float", **keywords: Any) -> Any:
+def axes(letters: str, kind: str = "float", optional: bool = False, **keywords: Any) -> Any:
     """Declares an array field of an operand: `letters` name its axes, `kind` is "float", "int" or "bool".
 
-    E.g. ``slopes: jax.Array = axes("H")``. Further keywords go to `dataclasses.field`, e.g. a default.
+    E.g. ``slopes: jax.Array = axes("H")``. `optional`: None may stand in its place. Further keywords go to
+    `dataclasses.field`, e.g. a default.
     """
-    return dataclasses.field(metadata={"axes": letters, "kind": kind}, **keywords)
+    return dataclasses.field(metadata={"axes": letters, "kind": kind, "optional": optional}, **keywords)
 
 
 def joined() -> Any:
@@ -55,6 +57,9 @@ class Operand:
     def parts(self) -> tuple[Any, ...]:
         """The operands this one is joined from; itself for a simple one."""
         return (self,)
+
+    def check(self) -> None:
+        """Raises ValueError where the fields, aligned by now, do not fit each other."""
 
 
 class Tile(NamedTuple):
@@ -114,6 +119,7 @@ def align(operand: Any, sizes: dict[str, int], name: str) -> Any:
 
     Raises:
         ValueError: a field's rank or size does not fit, naming operand, field, what came and what was expected.
+        TypeError: a field's type does not fit, or it is None and not declared optional.
     """
     if operand is None:
         return None
@@ -122,18 +128,45 @@ def align(operand: Any, sizes: dict[str, int], name: str) -> Any:
         value = getattr(operand, field.name)
         if "axes" in field.metadata:
             label = f"{name}: {type(operand).__name__}.{field.name}"
+            if value is None and not field.metadata["optional"]:
+                raise TypeError(f"{label} is None; expected {field.metadata['kind']}")
             values[field.name] = align_array(value, field.metadata["axes"], field.metadata["kind"], sizes, label)
         elif "joined" in field.metadata:
             values[field.name] = tuple(align(part, sizes, name) for part in value)
-    return dataclasses.replace(operand, **values)
+    aligned = dataclasses.replace(operand, **values)
+    aligned.check()
+    return aligned
 
 
-def known(value: Any) -> Any:
-    """A JAX array as it is; anything else as a NumPy array of JAX's default type: known while tracing."""
+def known(value: Any, label: str) -> Any:
+    """A JAX array as it is; anything else as a NumPy array of JAX's default type: known while tracing.
+
+    Raises:
+        TypeError: it is no array of numbers. ValueError: an integer does not fit in that type.
+    """
     if isinstance(value, jax.Array):
         return value
-    array = np.asarray(value)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if hasattr(value, "__jax_array__"):
+        return value.__jax_array__()
+    try:
+        array = np.asarray(value)
+    except jax.errors.TracerArrayConversionError:  # a list of traced numbers
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{label} is a {type(value).__name__}; expected an array of numbers") from error
+    if array.dtype.kind in "OUSMm":  # objects, text, bytes, times
+        raise TypeError(f"{label} is a {type(value).__name__} ({array.dtype}); expected an array of numbers")
+    result = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if array.dtype.kind in "iu" and not np.array_equal(array, result):
+        raise ValueError(f"{label} goes from {array.min()} to {array.max()}; expected what fits in {result.dtype}")
+    return result
+
+
+def within_reach(array: Any, label: str) -> Any:
+    """An integer position or offset as int32. Raises ValueError when it is known and beyond `REACH`."""
+    if isinstance(array, np.ndarray) and abs(int(array)) > REACH:
+        raise ValueError(f"{label} is {array}; expected an integer between -2**30 and 2**30")
+    return array.astype(np.int32)
 
 
 KINDS: dict[str, Any] = {"float": jnp.floating, "int": jnp.integer, "bool": jnp.bool_}
@@ -143,7 +176,7 @@ def align_array(value: Any, letters: str, kind: str, sizes: dict[str, int], labe
     """Reshapes one array whose axes are `letters` to (B|1, H|1, Q|1, K|1, ...); see `align`."""
     if value is None:
         return None
-    array = known(value)
+    array = known(value, label)
     if not jnp.issubdtype(array.dtype, KINDS[kind]):
         raise TypeError(f"{label} has dtype {array.dtype}; expected {kind}")
     if letters == ALIGNED_AXES and array.ndim == 2:
@@ -151,6 +184,10 @@ def align_array(value: Any, letters: str, kind: str, sizes: dict[str, int], labe
     if array.ndim != len(letters):
         expected = "rank 2 (Q, K) or 4 (B, H, Q, K)" if letters == ALIGNED_AXES else f"axes ({', '.join(letters)})"
         raise ValueError(f"{label} has shape {array.shape}; expected {expected}")
+    if 0 in array.shape:
+        raise ValueError(f"{label} has shape {array.shape}; expected no empty axis")
+    if kind == "int" and not letters:
+        array = within_reach(array, label)
     for letter, size in zip(letters, array.shape, strict=True):
         if letter in sizes and size not in (1, sizes[letter]):
             wanted = ", ".join(f"{other} = {sizes[other]}" if other in sizes else other for other in letters)

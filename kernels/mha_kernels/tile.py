@@ -57,7 +57,9 @@ def tile_allowed(at: Tile, algebra: Algebra) -> Any:
         real = at.query < at.query_end
         allowed = real if allowed is None else allowed & real
     if algebra.bias is not None and algebra.bias.forbids:
-        finite = algebra.bias.tile(at) > -jnp.inf
+        # NaN forbids nothing, since it must be seen; != has another opinion of NaN on a TPU than on a GPU.
+        bias = algebra.bias.tile(at)
+        finite = jnp.where(bias == -jnp.inf, 0, jnp.ones_like(bias)) > 0
         allowed = finite if allowed is None else allowed & finite
     if algebra.head_gate is not None:  # a closed head attends nothing, so nothing in it can matter
         is_open = algebra.head_gate != 0
@@ -162,21 +164,22 @@ def softmax_finish(
     """Normalises: the state and sum_j e_j v_j (..., Qt, V) become the head's output and rows (..., Qt, 1), "lse" among
     them.
     """
-    some = state.total > 0
-    total = jnp.where(some, state.total, 1)
+    empty = state.total == 0  # NaN is not, so that no statistic hides it
+    total = jnp.where(empty, 1, state.total)
     log_total = jnp.log(total)
-    lse_keys = jnp.where(some, state.maximum + log_total, -jnp.inf)
-    lse, mass = lse_keys, some.astype(total.dtype)  # mass: what the keys hold together, less than 1 beside a sink
+    lse_keys = jnp.where(empty, -jnp.inf, state.maximum + log_total)
+    lse = lse_keys
+    mass = jnp.where(empty, 0, jnp.ones_like(total))  # what the keys hold together, less than 1 beside a sink
     if algebra.sink is not None:
         sink = closed_as_zero(algebra.sink.astype(total.dtype), algebra)
         lse = jnp.logaddexp(lse_keys, sink)
-        mass = jnp.where(some, jax.nn.sigmoid(jnp.where(some, lse_keys, 0) - sink), 0)
+        mass = jnp.where(empty, 0, jax.nn.sigmoid(jnp.where(empty, 0, lse_keys) - sink))
     output = values * (mass / total)
     results = {"lse": lse}
     for name, moment in state.moments.items():
         results[name] = moment * (mass / total)
         if name == "entropy":
-            above = log_total - jnp.where(some, jnp.log(jnp.where(some, mass, 1)), 0)  # lse - m
+            above = log_total - jnp.where(empty, 0, jnp.log(jnp.where(empty, 1, mass)))  # lse - m
             results[name] = mass * above - results[name]
     if "max_logit" in statistics:
         results["max_logit"] = jax.lax.stop_gradient(state.maximum)

@@ -212,3 +212,32 @@ def test_alibi_measures_from_the_position_in_the_cache(implementation: Any) -> N
     steps = np.concatenate([step(t) for t in range(4)])
     np.testing.assert_allclose(steps[3], [1.5780387, 1.5048828], rtol=0, atol=1e-6)
     np.testing.assert_allclose(steps, whole(), rtol=0, atol=1e-6)
+
+
+@implementations
+def test_cases_outside_of_jit_where_positions_are_known(implementation: Any) -> None:
+    """S03, S05, S07, S10, S14 and S20 once more: what is concrete may not be decided otherwise than what is traced."""
+
+    def run(values: Any, queries: int, heads: int = 1, dtype: Any = jnp.float32, **options: Any) -> Any:
+        value = jnp.broadcast_to(jnp.asarray(values, dtype).reshape(1, -1, 1, 1), (1, len(values), heads, 1))
+        query = jnp.zeros((1, queries, heads, 1), dtype)
+        options = {"implementation": implementation, "statistics": (), **options}
+        output, rows = mk.attention_with_statistics(query, jnp.zeros_like(value), value, **options)
+        return np.asarray(output, np.float32)[0, :, :, 0], rows
+
+    padding = mk.KeyPaddingMask(jnp.array([[True, True, True, False]]))
+    third, rows = run([1, 2, 4, 1000], 4, mask=mk.CausalMask() & padding, statistics="entropy")
+    np.testing.assert_allclose(third[:, 0], [1, 1.5, 7 / 3, 7 / 3], rtol=1e-6)
+    np.testing.assert_allclose(rows.entropy[0, 0], [0, np.log(2), np.log(3), np.log(3)], rtol=1e-6)
+    fifth, _ = run([9, 9, 9, 1, 3], 5, mask=mk.CausalMask() & mk.KeyPaddingMask(np.arange(5)[None] > 2))
+    np.testing.assert_array_equal(fifth[:, 0], [0, 0, 0, 1, 2])
+    used, place = mk.KeyPaddingMask(np.arange(6)[None] <= 3), mk.Origin(query=3)
+    for mask in (used, used & mk.CausalMask()):
+        seventh, _ = run(range(6), 1, mask=mask, origin=place)
+        np.testing.assert_allclose(seventh, [[1.5]], rtol=1e-6)
+    bias = mk.AlibiBias(mk.alibi_slopes(2))
+    tenth, _ = run(range(4), 1, heads=2, mask=mk.CausalMask(), bias=bias, origin=place)
+    np.testing.assert_allclose(tenth, [[1.5780387, 1.5048828]], rtol=0, atol=1e-6)
+    keep = np.array([[True, True, False], [False] * 3])
+    fourteenth, _ = run([1, 2, 3], 2, dtype=jnp.bfloat16, mask=keep)
+    np.testing.assert_array_equal(fourteenth[:, 0], [1.5, 0])

@@ -42,13 +42,37 @@ SIZES: list[tuple[dict[str, Any], str]] = [
     ({"head_gate": zeros(B, H, 1)}, r"head_gate has shape \(2, 6, 1\); expected \(H,\) or \(B, H\)"),
     ({"scale": zeros(H)}, r"scale has shape \(6,\); expected a number"),
     ({"scale": float("nan")}, "scale is nan; expected a finite number"),
-    ({"softcap": 0.0}, r"softcap is 0\.0; expected a positive number"),
-    ({"softcap": -2}, "softcap is -2; expected a positive number"),
+    ({"scale": np.float32("inf")}, "scale is .*inf.*; expected a finite number"),
+    ({"softcap": 0.0}, r"softcap is 0\.0; expected a positive, finite number"),
+    ({"softcap": -2}, "softcap is -2; expected a positive, finite number"),
+    ({"softcap": np.float32(-2)}, r"softcap is .*-2\.0.*; expected a positive, finite number"),
+    ({"mask": mk.CausalMask(2**31)}, "CausalMask.offset goes from 2147483648 to .*; expected what fits in int32"),
+    ({"mask": mk.WindowMask(2**31 - 1, 0)}, r"WindowMask.left is 2147483647; expected .* -2\*\*30 and 2\*\*30"),
+    ({"mask": mk.SegmentMask(np.full((B, Q), 2**40), np.zeros((B, K), int))}, "query_ids goes from 1099511627776"),
+    ({"origin": mk.Origin(key=-(2**31))}, r"origin\.key is -2147483648; expected an integer between"),
+    ({"bias": mk.ClippedBias(zeros(H, 4))}, "ClippedBias.table has 4 entries a head; expected an odd number"),
+    ({"bias": mk.DistanceBias(zeros(H, 0))}, r"DistanceBias.table has shape \(6, 0\); expected no empty axis"),
+    ({"bias": mk.T5Bias(zeros(H, 32), max_distance=20.5)}, "num_buckets 32, max_distance 20.5: .*both integers"),
     ({"statistics": ("entropy", "perplexity")}, "statistics has 'perplexity'; expected names among lse, entropy"),
     ({"implementation": "flash"}, "implementation is 'flash'; expected 'auto' or one of reference, blockwise"),
 ]
 TYPES: list[tuple[dict[str, Any], str]] = [
     ({"query": zeros(B, Q, H, E, dtype=jnp.int32)}, "query has dtype int32; expected float16, bfloat16, float32"),
+    ({"query": None}, r"query is a NoneType \(object\); expected an array of numbers"),
+    ({"value": None}, r"value is a NoneType \(object\); expected an array of numbers"),
+    ({"key": "key"}, r"key is a str \(<U3\); expected an array of numbers"),
+    ({"key": [[1.0], [1.0, 2.0]]}, "key is a list; expected an array of numbers"),
+    ({"query": zeros(B, Q, H, E, dtype=jnp.float8_e5m2)}, "query has dtype float8_e5m2; expected float16"),
+    ({"mask": mk.CausalMask(None)}, "mask: CausalMask.offset is None; expected int"),
+    ({"mask": mk.KeyPaddingMask(None)}, "mask: KeyPaddingMask.keep is None; expected bool"),
+    ({"mask": mk.CausalMask() & mk.DenseMask(None)}, "mask: DenseMask.keep is None; expected bool"),
+    ({"bias": mk.AlibiBias(None)}, "bias: AlibiBias.slopes is None; expected float"),
+    ({"head_gate": [[1.0], [1.0, 2.0]]}, "head_gate is a list; expected an array of numbers"),
+    ({"dropout": mk.Dropout(0.5, None)}, "dropout key is None; expected one JAX random key"),
+    ({"dropout": mk.Dropout(0.5, jax.random.split(jax.random.key(0)))}, "(?s)dropout key is .*; expected one JAX"),
+    ({"statistics": 3}, "statistics is 3; expected names among lse, entropy"),
+    ({"implementation": mk.Blockwise}, "implementation is a type; expected a name or an object such as Blockwise"),
+    ({"implementation": np.zeros(3)}, "implementation is a ndarray; expected a name or an object such as Blockwise"),
     ({"mask": jnp.ones((Q, K), jnp.int8)}, "mask has dtype int8; expected bool"),
     ({"mask": zeros(Q, K)}, "mask has dtype float32; expected bool"),
     ({"mask": mk.KeyPaddingMask(zeros(B, K))}, "mask: KeyPaddingMask.keep has dtype float32; expected bool"),
@@ -87,6 +111,13 @@ def test_tile_sizes(wrong: Any) -> None:
         mk.Blockwise(key_tile=wrong)
 
 
+def test_integers_for_t5_buckets() -> None:
+    with pytest.raises(TypeError, match="relative_position has dtype float32; expected integers"):
+        mk.t5_bucket(np.array([3.7]), True)
+    with pytest.raises(ValueError, match=r"num_buckets '8', max_distance 128: .*both integers"):
+        mk.t5_bucket(3, True, num_buckets="8")  # type: ignore[arg-type]
+
+
 def test_bad_arguments_are_found_under_jit_too() -> None:
     with pytest.raises(ValueError, match="key has width 5; expected 4"):
         jax.jit(lambda q, k: mk.attention(q, k, k))(zeros(B, Q, H, E), zeros(B, K, G, 5))
@@ -97,3 +128,34 @@ def test_numpy_arrays_and_numbers_are_fine() -> None:
     options: dict[str, Any] = {"mask": np.ones((Q, K), bool), "bias": np.zeros((Q, K), np.float32), "scale": 1}
     output = mk.attention(q, kv, kv, softcap=np.float32(2), sink=np.full(H, -np.inf, np.float32), **options)
     np.testing.assert_allclose(output, np.ones((B, Q, H, E)), rtol=1e-6)
+
+
+def test_lists_variables_and_narrow_integers_are_fine() -> None:
+    class Variable:
+        def __jax_array__(self) -> jax.Array:
+            return jnp.full(H, 0.5)
+
+    q, kv = np.ones((B, Q, H, E)).tolist(), np.ones((B, K, G, E)).tolist()
+    mask = mk.WindowMask(np.uint8(200), np.uint32(3))  # -left may not wrap around
+    options: dict[str, Any] = {"mask": mask, "head_gate": Variable(), "dropout": mk.Dropout(np.float32(0), None)}
+    for implementation in ("reference", mk.Blockwise(3, 2)):
+        output = mk.attention(q, kv, kv, implementation=implementation, **options)
+        np.testing.assert_allclose(output, np.full((B, Q, H, E), 0.5), rtol=1e-6)
+    options["head_gate"] = [0.5] * H
+    np.testing.assert_allclose(mk.attention(q, kv, kv, **options), np.full((B, Q, H, E), 0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["reference", mk.Blockwise(3, 2)], ids=str)
+@pytest.mark.parametrize("where", ["query", "bias"])
+def test_nan_that_is_attended_is_seen(implementation: Any, where: str) -> None:
+    """A NaN forbids no key and is no empty row: output and statistics of its row say NaN, and no other row does."""
+    query, kv = np.ones((1, 4, 1, 2), np.float32), np.ones((1, 5, 1, 2), np.float32)
+    bias = np.zeros((4, 5), np.float32)
+    if where == "query":
+        query[0, 1, 0, 0] = np.nan
+    else:
+        bias[1] = np.nan
+    output, rows = mk.attention_with_statistics(query, kv, kv, bias=bias, implementation=implementation)
+    for name in mk.STATISTICS:
+        assert np.isnan(getattr(rows, name)[0, 0]).tolist() == [False, True, False, False], name
+    assert np.isnan(output[0, :, 0]).tolist() == [[False] * 2, [True] * 2, [False] * 2, [False] * 2]
