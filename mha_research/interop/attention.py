@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,8 +13,14 @@ import numpy as np
 from flax import nnx
 
 from mha_research.attention import MultiHeadAttention
+from mha_research.attention.arguments import as_array, check_integers, check_kinds
 
 Arrays = Mapping[str, Any]
+MADE_BY_PARAMETERS = {
+    "in_features", "num_heads", "num_kv_heads", "key_features", "value_features", "head_dim", "value_head_dim",
+    "out_features", "use_bias", "query_init", "key_init", "value_init", "output_init", "joint_init", "normalize_qk",
+    "output_projection", "packed", "rngs",
+}  # fmt: skip
 
 
 def from_linen(parameters: Mapping[str, Arrays], **choices: Any) -> MultiHeadAttention:
@@ -25,16 +32,28 @@ def from_linen(parameters: Mapping[str, Arrays], **choices: Any) -> MultiHeadAtt
         (H, E, D) and bias (D,); query_ln and key_ln with scale (E,) where it normalises.
       choices: any other argument of `MultiHeadAttention`, e.g. dropout_rate or implementation.
 
-    Raises ValueError naming a parameter that is missing, unknown or of the wrong shape.
+    Raises ValueError naming a parameter that is missing, unknown or of the wrong shape, or a choice that the parameters
+    make; TypeError where there are no numbers.
     """
+    check_kinds("from_linen", Mapping, parameters=parameters)
     parts = {"query", "key", "value", "out"}
-    normalised = {"query_ln", "key_ln"} & set(parameters)
+    norms = {"query_ln", "key_ln"}
+    normalised = norms if norms & set(parameters) else set()
     _check_names(set(parameters), parts | normalised, "from_linen")
-    linears = {name: {key: jnp.asarray(x) for key, x in parameters[name].items()} for name in parts}
+    check_kinds("from_linen", Mapping, **parameters)
+    for name in normalised:
+        _check_names(set(parameters[name]), {"scale"}, f"from_linen: {name}")
+    linears = {
+        name: {key: jnp.asarray(as_array(f"from_linen: {key} of {name}", x)) for key, x in parameters[name].items()}
+        for name in parts
+    }
     for name, linear in linears.items():
         allowed = {"kernel", "bias"} if "bias" in linear else {"kernel"}
         _check_names(set(linear), allowed, f"from_linen: {name}")
-    scales = {name.replace("_ln", "_norm"): jnp.asarray(parameters[name]["scale"]) for name in normalised}
+    scales = {
+        name.replace("_ln", "_norm"): jnp.asarray(as_array(f"from_linen: scale of {name}", parameters[name]["scale"]))
+        for name in normalised
+    }
     return _assemble("from_linen", linears, scales, choices)
 
 
@@ -43,6 +62,7 @@ def from_nnx(module: nnx.MultiHeadAttention, **choices: Any) -> MultiHeadAttenti
 
     Its rate of dropout, types and precision are taken over unless `choices` has others.
     """
+    check_kinds("from_nnx", nnx.MultiHeadAttention, module=module)
     state = nnx.to_pure_dict(nnx.state(module, nnx.Param))
     taken = {name: getattr(module, name) for name in ("dropout_rate", "dtype", "precision")}
     return from_linen(state, **{**taken, **choices})
@@ -63,8 +83,12 @@ def from_torch(tensors: Arrays, num_heads: int, *, prefix: str = "", **choices: 
     Raises ValueError naming a tensor that is missing, unknown or of the wrong shape, or when D is no multiple of
     num_heads.
     """
+    check_kinds("from_torch", Mapping, tensors=tensors)
+    check_integers("from_torch", num_heads=num_heads)
     found = {
-        name.removeprefix(prefix): jnp.asarray(np.asarray(x)) for name, x in tensors.items() if name.startswith(prefix)
+        name.removeprefix(prefix): jnp.asarray(as_array(f"from_torch: {name}", np.asarray(x)))
+        for name, x in tensors.items()
+        if name.startswith(prefix)
     }
     packed = "in_proj_weight" in found
     weights = {"in_proj_weight"} if packed else {"q_proj_weight", "k_proj_weight", "v_proj_weight"}
@@ -73,7 +97,8 @@ def from_torch(tensors: Arrays, num_heads: int, *, prefix: str = "", **choices: 
     if found["out_proj.weight"].ndim != 2:
         raise ValueError(f"from_torch: out_proj.weight must have rank 2, got {found['out_proj.weight'].shape}")
     width = found["out_proj.weight"].shape[0]
-    if num_heads < 1 or width % num_heads:
+    _check_shape(found["out_proj.weight"], (width, width), "from_torch: out_proj.weight")
+    if width % num_heads:
         raise ValueError(f"from_torch: width {width} is no multiple of num_heads={num_heads}")
     head = (num_heads, width // num_heads)
     if packed:
@@ -82,9 +107,12 @@ def from_torch(tensors: Arrays, num_heads: int, *, prefix: str = "", **choices: 
     else:
         matrices = [found[f"{letter}_proj_weight"] for letter in "qkv"]
     linears: dict[str, dict[str, jax.Array]] = {}
+    for name, shape in (("in_proj_bias", (3 * width,)), ("bias_k", (1, 1, width)), ("bias_v", (1, 1, width))):
+        if name in found:
+            _check_shape(found[name], shape, f"from_torch: {name}")
     biases = jnp.split(found["in_proj_bias"], 3) if "in_proj_bias" in found else [None] * 3
     for name, matrix, bias in zip(("query", "key", "value"), matrices, biases):
-        _check_shape(matrix, (width, matrix.shape[-1]), f"from_torch: weight of {name}")
+        _check_shape(matrix, (width, *matrix.shape[-1:]), f"from_torch: weight of {name}")
         linears[name] = {"kernel": matrix.T.reshape(matrix.shape[1], *head)}
         if bias is not None:
             linears[name]["bias"] = bias.reshape(head)
@@ -101,10 +129,19 @@ def from_torch(tensors: Arrays, num_heads: int, *, prefix: str = "", **choices: 
 
 
 def read_safetensors(path: str | PathLike[str]) -> dict[str, jax.Array]:
-    """Name to array of a safetensors file: no torch, nothing unpickled. bfloat16 stays bfloat16."""
+    """Name to array of a safetensors file: no torch, nothing unpickled. bfloat16 stays bfloat16.
+
+    Raises FileNotFoundError where there is no such file, ValueError where it is no safetensors file.
+    """
+    from safetensors import SafetensorError
     from safetensors.flax import load_file
 
-    return load_file(path)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"read_safetensors: there is no file {str(path)!r}")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"read_safetensors: {str(path)!r} is no safetensors file: {error}") from error
 
 
 def _check_names(found: set[str], expected: set[str], where: str) -> None:
@@ -123,6 +160,11 @@ def _assemble(
     where: str, linears: dict[str, dict[str, jax.Array]], extra: dict[str, jax.Array], choices: dict[str, Any]
 ) -> MultiHeadAttention:
     """A module of the sizes that the kernels show, with these parameters in place of drawn ones."""
+    if MADE_BY_PARAMETERS & set(choices):
+        raise ValueError(f"{where}: the parameters decide on {sorted(MADE_BY_PARAMETERS & set(choices))}, not choices")
+    dtype = jnp.result_type(*(array for linear in linears.values() for array in linear.values()), *extra.values())
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"{where}: parameters have dtype {dtype}; expected floats")
     query, key, value, out = (linears[name]["kernel"] for name in ("query", "key", "value", "out"))
     for name, kernel in zip(("query", "key", "value", "out"), (query, key, value, out)):
         if kernel.ndim != 3:
@@ -131,7 +173,7 @@ def _assemble(
     module = MultiHeadAttention(
         query.shape[0], query.shape[1], key.shape[1], key.shape[0], value.shape[0], query.shape[2], value.shape[2],
         out.shape[2], "bias" in linears["query"], query_init=zeros, key_init=zeros, value_init=zeros, output_init=zeros,
-        normalize_qk="query_norm" in extra, param_dtype=choices.pop("param_dtype", query.dtype), rngs=nnx.Rngs(0),
+        normalize_qk="query_norm" in extra, param_dtype=choices.pop("param_dtype", dtype), rngs=nnx.Rngs(0),
         **choices,
     )  # fmt: skip
     for name, ours in (("query", module.query), ("key", module.key), ("value", module.value), ("out", module.output)):

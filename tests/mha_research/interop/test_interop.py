@@ -82,3 +82,57 @@ def test_what_does_not_fit_is_named():
     state["key"]["bias"] = jnp.zeros((H, 2))
     with pytest.raises(ValueError, match=r"bias of key must be \(4, 3\), got \(4, 2\)"):
         from_linen(state)
+
+
+@pytest.mark.parametrize("prefix", ["from_linen", "from_torch", "from_nnx", "read_safetensors"])
+def test_each_reader_names_what_it_cannot_read(prefix, tmp_path):
+    tensors, junk = torch_tensors(True), tmp_path / "junk"
+    junk.write_bytes(b"no safetensors")
+    state = nnx.to_pure_dict(nnx.state(nnx.MultiHeadAttention(H, D, decode=False, rngs=nnx.Rngs(0)), nnx.Param))
+    ones, integers = {"scale": jnp.ones(3)}, jax.tree.map(lambda x: jnp.ones(x.shape, int), state)
+    cases = {
+        "from_linen": [
+            (lambda: from_linen(None), TypeError, "parameters must be a Mapping, got None"),
+            (lambda: from_linen({**state, "key": 3}), TypeError, "key must be a Mapping, got 3"),
+            (lambda: from_linen({**state, "query_ln": ones}), ValueError, r"missing: \['key_ln'\]"),
+            (lambda: from_linen({**state, "query_ln": ones, "key_ln": {}}), ValueError, r"key_ln: .*\['scale'\]"),
+            (lambda: from_linen({**state, "out": {"kernel": "a"}}), TypeError, "kernel of out is a str"),
+            (lambda: from_linen(integers), TypeError, "parameters have dtype int32; expected floats"),
+            (lambda: from_linen(state, packed=True), ValueError, r"the parameters decide on \['packed'\]"),
+        ],
+        "from_torch": [
+            (lambda: from_torch([], H), TypeError, r"tensors must be a Mapping, got \[\]"),
+            (lambda: from_torch(tensors, 4.0), TypeError, "num_heads must be an integer, got 4.0"),
+            (
+                lambda: from_torch({**tensors, "in_proj_bias": np.zeros(33)}, H),
+                ValueError,
+                r"in_proj_bias must be \(36,\)",
+            ),
+            (
+                lambda: from_torch({**tensors, "bias_k": np.zeros((1, 1, 9))}, H),
+                ValueError,
+                r"bias_k must be \(1, 1, 12\)",
+            ),
+            (lambda: from_torch({**tensors, "in_proj_weight": "a"}, H), TypeError, "in_proj_weight is a ndarray"),
+            (
+                lambda: from_torch({**tensors, "out_proj.weight": np.zeros((12, 9))}, H),
+                ValueError,
+                r"out_proj.weight must be \(12, 12\), got \(12, 9\)",
+            ),
+        ],
+        "from_nnx": [(lambda: from_nnx("a"), TypeError, "module must be a MultiHeadAttention, got 'a'")],
+        "read_safetensors": [
+            (lambda: read_safetensors(tmp_path / "none"), FileNotFoundError, "there is no file .*none"),
+            (lambda: read_safetensors(tmp_path), FileNotFoundError, "there is no file"),
+            (lambda: read_safetensors(junk), ValueError, "junk' is no safetensors file"),
+        ],
+    }
+    for attempt, error, message in cases[prefix]:
+        with pytest.raises(error, match=message):
+            attempt()
+
+
+def test_parameters_of_two_types_keep_the_wider():
+    state = nnx.to_pure_dict(nnx.state(nnx.MultiHeadAttention(H, D, decode=False, rngs=nnx.Rngs(0)), nnx.Param))
+    state["query"] = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state["query"])
+    np.testing.assert_array_equal(from_linen(state).key.kernel[...], state["key"]["kernel"])
