@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mha_research.attention.arguments import check_integers
+
 
 class Adapter(nnx.Module):
     """x + gelu(x W_down + b_down) W_up + b_up, the identity at the start (W_up and biases are zero). Houlsby et al.
@@ -26,8 +28,7 @@ class Adapter(nnx.Module):
         precision: Any = None,
         rngs: nnx.Rngs,
     ):
-        if width < 1:
-            raise ValueError(f"Adapter: width must be at least 1, got {width}")
+        check_integers("Adapter", features=features, width=width)
         types = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision, "rngs": rngs}
         self.down = nnx.Linear(features, width, kernel_init=jax.nn.initializers.xavier_uniform(), **types)
         self.up = nnx.Linear(width, features, kernel_init=jax.nn.initializers.zeros, **types)

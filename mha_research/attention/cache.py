@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mha_research.attention.arguments import as_array, check_integers
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +35,15 @@ class DecodeCache:
         Under jit the index still advances past the capacity, which `overflowed` reports from then on.
         """
         batch_size, length = key.shape[:2]
+        for name, new, slots in (("key", key, self.key), ("value", value, self.value)):
+            if new.shape[2:] != slots.shape[2:]:
+                raise ValueError(
+                    f"decode: the cache holds {name} heads {slots.shape[2:]} (G, width), the module makes "
+                    f"{new.shape[2:]}: it was made for another module"
+                )
         if batch_size != self.key.shape[0]:
             raise ValueError(f"decode: tokens have batch size {batch_size}, the cache was made for {self.key.shape[0]}")
-        if keep is None:
-            keep = jnp.ones((batch_size, length), bool)
+        keep = jnp.ones((batch_size, length), bool) if keep is None else as_array("decode: key_padding_mask", keep)
         if keep.shape != (batch_size, length) or keep.dtype != bool:
             raise ValueError(
                 f"decode: key_padding_mask must be boolean {(batch_size, length)}, got {keep.dtype} {keep.shape}"
@@ -63,9 +70,11 @@ class DecodeCache:
 def init_cache(
     batch_size: int, capacity: int, key_shape: tuple[int, int], value_shape: tuple[int, int], dtype: Any
 ) -> DecodeCache:
-    """An empty cache. Raises ValueError unless batch size and capacity are at least 1."""
-    if batch_size < 1 or capacity < 1:
-        raise ValueError(f"init_cache: batch_size={batch_size} and capacity={capacity} must be at least 1")
+    """An empty cache. Raises ValueError unless batch size and capacity are at least 1, TypeError for a type that is not
+    floating."""
+    check_integers("init_cache", batch_size=batch_size, capacity=capacity)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"init_cache: dtype must be floating, got {dtype!r}")
     return DecodeCache(
         key=jnp.zeros((batch_size, capacity, *key_shape), dtype),
         value=jnp.zeros((batch_size, capacity, *value_shape), dtype),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mha_research.attention.arguments import check_integers
 from mha_research.attention.multi_head import MultiHeadAttention
 from mha_research.attention.options import HeadOptions, scale_factor
 
@@ -30,11 +31,13 @@ class CollaborativeAttention(MultiHeadAttention):
         value_head_dim: int | None = None,
         **choices: Any,
     ):
+        sizes = {"in_features": in_features, "num_heads": num_heads, "value_head_dim": value_head_dim}
+        check_integers("CollaborativeAttention", **sizes, shared_dim=shared_dim)
         shared_dim = in_features if shared_dim is None else shared_dim
         if shared_dim < num_heads:
             raise ValueError(f"CollaborativeAttention: shared_dim={shared_dim} is less than num_heads={num_heads}")
         for name in ("num_kv_heads", "head_dim", "packed", "joint_init", "normalize_qk", "add_bias_kv"):
-            if choices.get(name):
+            if choices.pop(name, None):
                 raise ValueError(f"CollaborativeAttention takes no {name}")
         if value_head_dim is None and in_features % num_heads:
             raise ValueError(
@@ -44,7 +47,7 @@ class CollaborativeAttention(MultiHeadAttention):
             in_features,
             num_heads,
             head_dim=shared_dim,
-            value_head_dim=value_head_dim or in_features // num_heads,
+            value_head_dim=in_features // num_heads if value_head_dim is None else value_head_dim,
             scale=scale_factor(scale, shared_dim / num_heads),
             **choices,
         )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mha_kernels import Mask
+from mha_research.attention.arguments import as_padding, check_grid, check_integers
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
 
@@ -58,10 +59,10 @@ class ConvValueAttention(MultiHeadAttention):
     ):
         if choices.get("packed") or choices.get("joint_init"):
             raise ValueError("ConvValueAttention takes no packed and no joint_init")
-        if kernel_size < 1 or (causal and grid is not None):
-            raise ValueError(
-                f"ConvValueAttention: {kernel_size=} must be at least 1, and causal needs a sequence, not a grid"
-            )
+        check_integers("ConvValueAttention", kernel_size=kernel_size)
+        check_grid("ConvValueAttention", grid)
+        if causal and grid is not None:
+            raise ValueError(f"ConvValueAttention: causal needs a sequence, not a grid, got {grid}")
         super().__init__(in_features, num_heads, *sizes, rngs=rngs, **choices)
         self.value = ConvProjection(
             self.value_features, self.num_kv_heads, self.value_head_dim, grid=grid, causal=causal,
@@ -80,9 +81,9 @@ class ConvValueAttention(MultiHeadAttention):
         **call: Any,
     ) -> Any:
         """As `MultiHeadAttention`; what `key_padding_mask` marks as padding does not reach the convolution either."""
-        key, value = self._check_inputs(query, key, value)
+        query, key, value = self._check_inputs(query, key, value)
         if key_padding_mask is not None:
-            value = jnp.where(jnp.asarray(key_padding_mask)[..., None], value, 0)
+            value = jnp.where(as_padding(key_padding_mask, *value.shape[:2])[..., None], value, 0)
         return super().__call__(query, key, value, mask=mask, key_padding_mask=key_padding_mask, **call)
 
     def decode(self, *arguments: Any, **options: Any) -> tuple[jax.Array, DecodeCache]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import mha_kernels
+from mha_research.attention.arguments import check_integers
 from mha_research.attention.multi_head import MultiHeadAttention
 from mha_research.attention.options import HeadOptions, gated, scale_factor
 
@@ -17,10 +18,11 @@ from mha_research.attention.options import HeadOptions, gated, scale_factor
 class DifferentialAttention(MultiHeadAttention):
     """head = (1 - lambda_0) RMSNorm((softmax(s Q1 K1^T) - lambda softmax(s Q2 K2^T)) V), Ye et al. 2024.
 
-    lambda = exp(lq1 . lk1) - exp(lq2 . lk2) + lambda_0, lambda_0 = 0.8 - 0.6 exp(-0.3 (layer - 1)). A head of width E
-    has two queries and two keys of width E and values of width 2 E, so D / (2 E) heads cost what D / E plain heads do;
-    `head_dim` is both queries side by side, 2 E, and `scale` is of E. The norm has a trained scale (2 E,) shared by the
-    heads, lambda four vectors (E,) ~ N(0, 0.1^2). Two calls of `mha_kernels.attention`, so every implementation serves.
+    lambda = exp(lq1 . lk1) - exp(lq2 . lk2) + lambda_0, lambda_0 = 0.8 - 0.6 exp(-0.3 (layer - 1)), layers counted
+    from 1. A head of width E has two queries and two keys of width E and values of width 2 E, so D / (2 E) heads cost
+    what D / E plain heads do; `head_dim` is both queries side by side, 2 E, and `scale` is of E. The norm has a trained
+    scale (2 E,) shared by the heads, lambda four vectors (E,) ~ N(0, 0.1^2). Two calls of `mha_kernels.attention`, so
+    every implementation serves.
     """
 
     def __init__(
@@ -39,8 +41,12 @@ class DifferentialAttention(MultiHeadAttention):
     ):
         if choices.get("normalize_qk") or choices.get("add_bias_kv"):
             raise ValueError("DifferentialAttention takes no normalize_qk and no add_bias_kv")
-        if (in_features // num_heads if head_dim is None else head_dim) % 2:
-            raise ValueError(f"DifferentialAttention: head_dim holds two queries and must be even, got {head_dim}")
+        check_integers(
+            "DifferentialAttention", in_features=in_features, num_heads=num_heads, head_dim=head_dim, layer=layer
+        )
+        both = in_features // num_heads if head_dim is None else head_dim
+        if both % 2:
+            raise ValueError(f"DifferentialAttention: head_dim holds two queries and must be even, got {both}")
         super().__init__(
             in_features, num_heads, num_kv_heads, key_features, value_features, head_dim, *sizes,
             scale=scale, rngs=rngs, **choices,

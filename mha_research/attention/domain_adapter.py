@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mha_research.attention.arguments import as_array, check_integers
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
 
@@ -22,9 +23,8 @@ class DomainAdapter(MultiHeadAttention):
     """
 
     def __init__(self, in_features: int, num_heads: int, *sizes: Any, num_domains: int, rngs: nnx.Rngs, **choices: Any):
+        check_integers("DomainAdapter", num_domains=num_domains)
         super().__init__(in_features, num_heads, *sizes, rngs=rngs, **choices)
-        if num_domains < 1:
-            raise ValueError(f"DomainAdapter: num_domains must be at least 1, got {num_domains}")
         types: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype, "precision": self.precision}
         self.domain_gate = nnx.Linear(
             self.out_features, self.out_features, kernel_init=jax.nn.initializers.xavier_uniform(), rngs=rngs, **types
@@ -50,7 +50,8 @@ class DomainAdapter(MultiHeadAttention):
     def _shifted(self, output: jax.Array, domain: jax.Array | None) -> jax.Array:
         if domain is None:
             return output
-        shift = self._vectors(jnp.asarray(domain), output.shape[0]).astype(output.dtype)[:, None]
+        domain = jnp.asarray(as_array("DomainAdapter: domain", domain))
+        shift = self._vectors(domain, output.shape[0]).astype(output.dtype)[:, None]
         return output + jax.nn.sigmoid(self.domain_gate(output)) * shift
 
     def _vectors(self, domain: jax.Array, batch_size: int) -> jax.Array:

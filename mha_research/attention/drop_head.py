@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+from mha_research.attention.arguments import as_array, check_integers, check_numbers, check_rates, one_key
 
 SCHEDULES = ("constant", "linear", "v_shaped")
 
@@ -34,7 +35,8 @@ class DropHead:
       importance_power: p_h is proportional to importance_h ** power, with mean p (each at most 1): above zero the
         important heads are dropped more often, below zero less often, at zero all alike.
 
-    Raises ValueError for a rate outside [0, 1) (NaN included), an unknown schedule, or a schedule without `steps`.
+    Raises ValueError for a rate outside [0, 1) (NaN included), an unknown schedule, or a schedule without `steps`, and
+    TypeError for what is no number.
     """
 
     rate: float
@@ -44,23 +46,28 @@ class DropHead:
     importance_power: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in (("rate", self.rate), ("start_rate", self.start_rate)):
-            if value is not None and not 0 <= value < 1:
-                raise ValueError(f"DropHead: {name} must be in [0, 1), got {value}")
+        check_rates("DropHead", rate=self.rate)
+        if self.start_rate is not None:
+            check_rates("DropHead", start_rate=self.start_rate)
+        check_integers("DropHead", steps=self.steps)
+        check_numbers("DropHead", importance_power=self.importance_power)
         if self.schedule not in SCHEDULES:
             raise ValueError(f"DropHead: schedule must be one of {SCHEDULES}, got {self.schedule!r}")
-        if self.schedule != "constant" and (self.steps is None or self.steps < 1):
-            raise ValueError(f"DropHead: schedule {self.schedule!r} needs steps of at least 1, got {self.steps}")
-        if not math.isfinite(self.importance_power):
-            raise ValueError(f"DropHead: importance_power must be finite, got {self.importance_power}")
+        if self.schedule != "constant" and self.steps is None:
+            raise ValueError(f"DropHead: schedule {self.schedule!r} needs steps of at least 1, got None")
 
     def rate_at(self, step: int | jax.Array | None) -> float | jax.Array:
-        """The rate p at a training step. Raises ValueError when a schedule is not told the step."""
+        """The rate p at a training step. Raises ValueError when a schedule is not told the step, TypeError when that is
+        no number.
+        """
         if self.schedule == "constant":
             return self.rate
         if step is None:
             raise ValueError(f"DropHead: schedule {self.schedule!r} needs step, got None")
         assert self.steps is not None
+        step = as_array("DropHead: step", step)
+        if step.shape != () or not jnp.issubdtype(step.dtype, jnp.number):
+            raise TypeError(f"DropHead: step must be a number, got shape {step.shape} and dtype {step.dtype}")
         done = jnp.clip(jnp.asarray(step, jnp.float32) / self.steps, 0.0, 1.0)
         if self.schedule == "linear":
             start = 0.0 if self.start_rate is None else self.start_rate
@@ -79,12 +86,17 @@ class DropHead:
     ) -> jax.Array:
         """Gates (B, H), float32: 0 for a dropped head, H / kept for the others.
 
-        Raises ValueError when `importance_power` is not zero and `importance` (H,) is missing.
+        Raises ValueError when `importance_power` is not zero and `importance` (H,) is missing or of another shape.
         """
+        check_integers("DropHead", batch_size=batch_size, num_heads=num_heads)
+        key = one_key("DropHead: key", key)
         rate = self.rate_at(step)
         if self.importance_power:
             if importance is None:
                 raise ValueError("DropHead: importance_power is not zero, so importance (H,) is needed, got None")
+            importance = jnp.asarray(as_array("DropHead: importance", importance), jnp.float32)
+            if importance.shape != (num_heads,):
+                raise ValueError(f"DropHead: importance must be {(num_heads,)}, got {importance.shape}")
             rate = head_rates(rate, importance, self.importance_power)[None]
         kept = jax.random.uniform(key, (batch_size, num_heads)) >= rate
         kept = kept | ~jnp.any(kept, axis=-1, keepdims=True)
@@ -105,7 +117,15 @@ def update_importance(importance: jax.Array, gates: jax.Array, gradient: jax.Arr
     `gates` and `gradient`, both (B, H), are the gates of a step and the gradient of the loss with respect to them: for
     a kept head gate * dL/dgate = O_h . dL/dO_h, which is what Michel et al. 2019 average, whatever the rescaling. A
     head dropped in all examples keeps its old score, since a gate of zero did not run and says nothing.
+
+    Raises ValueError for other shapes and a decay outside [0, 1).
     """
+    check_rates("update_importance", decay=decay)
+    if gates.ndim != 2 or gradient.shape != gates.shape or importance.shape != gates.shape[1:]:
+        raise ValueError(
+            "update_importance: gates and gradient must be (B, H) and importance (H,), "
+            f"got {gates.shape}, {gradient.shape} and {importance.shape}"
+        )
     kept = gates != 0
     count = jnp.sum(kept, axis=0)
     seen = jnp.sum(jnp.abs(gates * gradient), axis=0) / jnp.maximum(count, 1)

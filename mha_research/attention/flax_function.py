@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_kernels import CausalMask, DenseMask, Dropout, Mask, attention, attention_weights
+from mha_research.attention.arguments import as_array
 
 
 def flax_attention_fn(
@@ -48,11 +49,15 @@ def flax_attention_fn(
       implementation: of `mha_kernels.attention`; set it by `functools.partial`.
 
     A query with no allowed key gives zeros, where Flax averages every key. Raises ValueError for einsum overrides, for
-    dropout without a key and for shapes that do not fit.
+    dropout without a key or with a rate outside [0, 1] (deterministic or not), and for shapes that do not fit;
+    TypeError for what is no array.
     """
     del broadcast_dropout, promote_dtype, force_fp32_for_softmax
     if qk_attn_weights_einsum is not None or attn_weights_value_einsum is not None:
         raise ValueError("flax_attention_fn: the einsums of attention cannot be replaced, it is not made of einsums")
+    query, key, value = (
+        as_array(f"flax_attention_fn: {name}", x) for name, x in (("query", query), ("key", key), ("value", value))
+    )
     if not query.ndim == key.ndim == value.ndim >= 3:
         raise ValueError(
             f"flax_attention_fn: query, key and value must be (batch..., length, heads, width), "
@@ -67,7 +72,7 @@ def flax_attention_fn(
 
     def flat_scores(x: jax.Array, name: str) -> jax.Array:
         """As (B|1, H|1, Q|1, K|1): broadcast over batch axes only where there are several and they differ."""
-        if x.ndim > len(scores):
+        if x.ndim > len(scores) or any(n not in (1, m) for n, m in zip(x.shape[::-1], scores[::-1])):
             raise ValueError(f"flax_attention_fn: {name} has shape {x.shape}, which does not broadcast to {scores}")
         x = x.reshape((1,) * (len(scores) - x.ndim) + x.shape)
         if any(size != 1 for size in x.shape[:-3]):
@@ -76,16 +81,21 @@ def flax_attention_fn(
 
     masks: Mask | None = None
     if mask is not None:
-        masks = DenseMask(flat_scores(jnp.asarray(mask) == 1, "mask"))
+        masks = DenseMask(flat_scores(jnp.asarray(as_array("flax_attention_fn: mask", mask)) == 1, "mask"))
     if is_causal:
         masks = CausalMask() if masks is None else masks & CausalMask()
+    number = isinstance(dropout_rate, (int, float)) and not isinstance(dropout_rate, bool)
+    if not number or not 0 <= dropout_rate <= 1:
+        raise (ValueError if number else TypeError)(
+            f"flax_attention_fn: dropout_rate must be in [0, 1], got {dropout_rate!r}"
+        )
     dropout = None
     if not deterministic and dropout_rate > 0:
         if dropout_rng is None:
             raise ValueError(f"flax_attention_fn: dropout_rate={dropout_rate} needs dropout_rng, got None")
         dropout = Dropout(dropout_rate, dropout_rng)
     query, key, value = flat(query), flat(key), flat(value)
-    added = None if bias is None else flat_scores(jnp.asarray(bias), "bias")
+    added = None if bias is None else flat_scores(jnp.asarray(as_array("flax_attention_fn: bias", bias)), "bias")
     if module is not None:
         _sow(module, attention_weights(query, key, mask=masks, bias=added).reshape(scores))
     output = attention(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mha_research.attention.arguments import as_padding
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
 
@@ -60,10 +61,10 @@ class FrameDifferenceAttention(MultiHeadAttention):
     ) -> Any:
         """As `MultiHeadAttention`; in self attention the first real frame after padding has difference zero."""
         is_self = key is None
-        key, value = self._check_inputs(query, key, value)
+        query, key, value = self._check_inputs(query, key, value)
         if is_self and key_padding_mask is not None:
             following = jnp.concatenate([query[:, 1:], query[:, -1:]], axis=1)
-            query = jnp.where(jnp.asarray(key_padding_mask)[..., None], query, following)
+            query = jnp.where(as_padding(key_padding_mask, *query.shape[:2])[..., None], query, following)
         return super().__call__(query, key, value, key_padding_mask=key_padding_mask, **call)
 
     def project(

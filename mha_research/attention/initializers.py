@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mha_research.attention.arguments import check_integers, check_numbers
+
 Initializer = Callable[[jax.Array, tuple[int, int], Any], jax.Array]
 
 
@@ -36,8 +38,12 @@ def orthogonal(scale: float = 1.0, num_heads: int | None = None, head_axis: int 
     `num_heads` every head's block is orthogonal by itself and independent of the others: columns are cut for query, key
     and value (``head_axis=1``), rows for the output projection (``head_axis=0``). Saxe et al. 2014.
 
-    Raises ValueError when the cut axis is no multiple of `num_heads`.
+    Raises ValueError when the cut axis is no multiple of `num_heads`, and for numbers that make no sense.
     """
+    check_integers("orthogonal", num_heads=num_heads)
+    check_numbers("orthogonal", scale=scale)
+    if head_axis not in (0, 1):
+        raise ValueError(f"orthogonal: head_axis must be 0 or 1, got {head_axis!r}")
     whole = jax.nn.initializers.orthogonal(scale)
     if num_heads is None:
         return whole
@@ -64,6 +70,7 @@ def svd_decay(rate: float = 0.95, match_norm: bool = False) -> Initializer:
 
     Raises ValueError unless 0 < rate <= 1.
     """
+    check_numbers("svd_decay", rate=rate)
     if not 0 < rate <= 1:
         raise ValueError(f"svd_decay: rate must be in (0, 1], got {rate}")
     whole = jax.nn.initializers.orthogonal()
@@ -85,8 +92,10 @@ def svd_decay(rate: float = 0.95, match_norm: bool = False) -> Initializer:
 def scaled(initializer: Initializer, factor: float) -> Initializer:
     """factor * W: every singular value and the standard deviation times `factor`, kappa unchanged.
 
-    For example 1 / sqrt(2 N) on the output projections of N blocks (GPT-2).
+    For example 1 / sqrt(2 N) on the output projections of N blocks (GPT-2). Raises ValueError for a factor that is not
+    finite.
     """
+    check_numbers("scaled", factor=factor)
 
     def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
         return (factor * initializer(key, shape, dtype)).astype(dtype)

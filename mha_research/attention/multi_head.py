@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -15,6 +16,14 @@ from mha_kernels import Bias, CausalMask, Dropout, Mask, Origin
 from mha_research.attention import cache as caching
 from mha_research.attention import initializers
 from mha_research.attention.adapter import Adapter
+from mha_research.attention.arguments import (
+    as_gate,
+    check_inputs,
+    check_kinds,
+    check_numbers,
+    check_rngs,
+    one_key,
+)
 from mha_research.attention.bias_key import beside_bias_key, new_bias_key, with_bias_value
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.drop_head import DropHead, HeadImportance
@@ -22,7 +31,6 @@ from mha_research.attention.options import (
     HeadOptions,
     as_mask,
     check_sizes,
-    dropout_key,
     gated,
     join_biases,
     join_masks,
@@ -67,7 +75,8 @@ class MultiHeadAttention(nnx.Module):
       dtype: type of the computation, from inputs and parameters unless given. param_dtype: type of the parameters.
       precision: of the matrix products. implementation: of the attention, see `mha_kernels.attention`.
 
-    Raises ValueError for sizes that do not fit, a rate outside its range or an unknown scale.
+    Raises ValueError for sizes that do not fit, a rate outside its range or an unknown scale, TypeError for a choice of
+    another type.
     """
 
     def __init__(
@@ -107,7 +116,20 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_sizes(in_features, num_heads, num_kv_heads, head_dim, dropout_rate)
+        name = type(self).__name__
+        check_sizes(
+            name, dropout_rate, in_features=in_features, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            key_features=key_features, value_features=value_features, head_dim=head_dim,
+            value_head_dim=value_head_dim, out_features=out_features,
+        )  # fmt: skip
+        check_kinds(name, Position, optional=True, position=position)
+        check_kinds(name, DropHead, optional=True, drop_head=drop_head)
+        starts = {"query_init": query_init, "key_init": key_init, "value_init": value_init, "output_init": output_init}
+        check_kinds(name, Callable, **starts)
+        check_kinds(name, Callable, optional=True, joint_init=joint_init)
+        check_rngs(name, rngs)
+        if softcap is not None:
+            check_numbers(name, positive=True, softcap=softcap)
         self.in_features, self.num_heads, self.num_kv_heads = in_features, num_heads, num_kv_heads
         self.key_features = in_features if key_features is None else key_features
         self.value_features = in_features if value_features is None else value_features
@@ -213,7 +235,9 @@ class MultiHeadAttention(nnx.Module):
 
         Raises ValueError or TypeError for shapes and types that do not fit, naming the argument.
         """
-        key, value = self._check_inputs(query, key, value)
+        if not isinstance(return_weights, bool) and return_weights != "average":
+            raise ValueError(f"MultiHeadAttention: return_weights must be a bool or 'average', got {return_weights!r}")
+        query, key, value = self._check_inputs(query, key, value)
         heads = self.project(query, key, value)
         options = self.options(
             query.shape[0],
@@ -233,21 +257,9 @@ class MultiHeadAttention(nnx.Module):
 
     def _check_inputs(
         self, query: jax.Array, key: jax.Array | None, value: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        if key is None and value is not None:
-            raise ValueError("MultiHeadAttention: value was given without key")
-        key = query if key is None else key
-        value = key if value is None else value
-        expected = {"query": self.in_features, "key": self.key_features, "value": self.value_features}
-        for (name, width), x in zip(expected.items(), (query, key, value)):
-            if x.ndim != 3 or x.shape[-1] != width:
-                raise ValueError(f"MultiHeadAttention: {name} must be (batch, length, {width}), got {x.shape}")
-        if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
-            raise ValueError(
-                "MultiHeadAttention: batch sizes or key and value lengths differ: "
-                f"query {query.shape}, key {key.shape}, value {value.shape}"
-            )
-        return key, value
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        widths = (self.in_features, self.key_features, self.value_features)
+        return check_inputs(type(self).__name__, widths, query, key, value)
 
     def project(
         self, query: jax.Array, key: jax.Array, value: jax.Array, start: int | jax.Array = 0
@@ -280,18 +292,21 @@ class MultiHeadAttention(nnx.Module):
         origin: Origin | None = None,
     ) -> HeadOptions:
         """A call's arguments in the form that `mha_kernels` takes, with the module's own bias, dropout and DropHead."""
+        if not isinstance(deterministic, bool):
+            raise TypeError(f"MultiHeadAttention: deterministic must be a bool, got {deterministic!r}")
+        head_gate = as_gate(head_gate, batch_size, self.num_heads)
         own = None
         if self.position is not None:
             trained = None if self.position_parameter is None else self.position_parameter[...]
             own = self.position.bias(trained, self.num_heads)
         dropout = None
         if not deterministic and (self.dropout_rate or self.drop_head is not None):
-            probability_key, head_key = jax.random.split(dropout_key(rngs))
+            probability_key, head_key = jax.random.split(one_key("dropout or DropHead with deterministic=False", rngs))
             dropout = Dropout(self.dropout_rate, probability_key) if self.dropout_rate else None
             if self.drop_head is not None:
                 importance = None if self.head_importance is None else self.head_importance[...]
                 gates = self.drop_head.gates(head_key, batch_size, self.num_heads, step=step, importance=importance)
-                head_gate = gates if head_gate is None else gates * jnp.atleast_2d(head_gate)
+                head_gate = gates if head_gate is None else gates * head_gate
         masks, biases = join_masks(mask, key_padding_mask), join_biases(bias, own)
         return HeadOptions(masks, biases, head_gate, dropout, origin or Origin(), step)
 
@@ -348,7 +363,7 @@ class MultiHeadAttention(nnx.Module):
         """An empty cache for `decode`, G heads wide; its type is the module's `dtype` (or `param_dtype`) unless
         given.
         """
-        dtype = dtype or self.dtype or self.param_dtype
+        dtype = self.dtype or self.param_dtype if dtype is None else dtype
         key_shape, value_shape = (self._key_heads(), self.head_dim), (self.num_kv_heads, self.value_head_dim)
         return caching.init_cache(batch_size, capacity, key_shape, value_shape, dtype)
 
@@ -370,7 +385,8 @@ class MultiHeadAttention(nnx.Module):
         ValueError when the cache is full; under jit, where that cannot be seen, the output is NaN from there on. Donate
         the cache to a jitted step, or each token copies it.
         """
-        self._check_inputs(tokens, None, None)
+        tokens, _, _ = self._check_inputs(tokens, None, None)
+        check_kinds(type(self).__name__, DecodeCache, cache=cache)
         start = cache.index
         query, key, value = self.project(tokens, tokens, tokens, start)
         cache = cache.append(key, value, key_padding_mask)

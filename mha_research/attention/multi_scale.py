@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from mha_kernels import CausalMask, Mask, Tile
+from mha_research.attention.arguments import as_gate, as_padding, check_grid, check_inputs, check_integers
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
 
@@ -34,6 +36,7 @@ def pool_patches(
 
     x (B, L, D), keep (B, L) True = real; the last patches of a side may be cut short.
     """
+    x = jnp.asarray(x)
     keep = jnp.ones(x.shape[:2], bool) if keep is None else keep
     sides = (x.shape[1],) if grid is None else grid
     counts = [math.ceil(side / size) for side in sides]
@@ -84,14 +87,15 @@ class MultiScaleAttention(nnx.Module):
         rngs: nnx.Rngs,
         **choices: Any,
     ):
+        if not isinstance(patch_sizes, list | tuple | np.ndarray) or len(patch_sizes) < 1:
+            raise TypeError(f"MultiScaleAttention: patch_sizes must be one or more sizes, got {patch_sizes!r}")
+        for size in patch_sizes:
+            check_integers("MultiScaleAttention", patch_sizes=size)
+        check_grid("MultiScaleAttention", grid)
         levels = len(patch_sizes)
-        if levels < 1 or min(patch_sizes) < 1:
-            raise ValueError(
-                f"MultiScaleAttention: patch_sizes must be one or more sizes of at least 1, got {patch_sizes}"
-            )
 
         def each(name: str, given: Any) -> Sequence[Any]:
-            values = given if isinstance(given, Sequence) else (given,) * levels
+            values = tuple(given) if isinstance(given, list | tuple | np.ndarray) else (given,) * levels
             if len(values) != levels:
                 raise ValueError(f"MultiScaleAttention: {name} has {len(values)} values for {levels} patch sizes")
             return values
@@ -103,7 +107,7 @@ class MultiScaleAttention(nnx.Module):
         )
         if choices.get("position") is not None:
             raise ValueError("MultiScaleAttention: position is of single tokens, add it to the input")
-        self.patch_sizes, self.grid = tuple(patch_sizes), grid
+        self.patch_sizes, self.grid = tuple(map(int, patch_sizes)), grid
         self.levels = nnx.List(
             MultiHeadAttention(in_features, h, head_dim=w, dropout_rate=r, rngs=rngs, **choices)
             for h, w, r in zip(heads, widths, rates)
@@ -132,9 +136,14 @@ class MultiScaleAttention(nnx.Module):
         causal = isinstance(mask, CausalMask) and isinstance(mask.offset, int) and mask.offset == 0
         if bias is not None or not (mask is None or (causal and self.grid is None)):
             raise ValueError("MultiScaleAttention: mask must be None or CausalMask() (not with grid), and bias None")
-        key = query if key is None else key
-        value = key if value is None else value
-        counts = [level.num_heads for level in self.levels]
+        first, counts = self.levels[0], [level.num_heads for level in self.levels]
+        widths = (first.in_features, first.key_features, first.value_features)
+        query, key, value = check_inputs("MultiScaleAttention", widths, query, key, value)
+        if self.grid is not None and key.shape[1] != math.prod(self.grid):
+            raise ValueError(f"MultiScaleAttention: {key.shape[1]} keys do not fill the grid {self.grid}")
+        if key_padding_mask is not None:
+            key_padding_mask = as_padding(key_padding_mask, *key.shape[:2])
+        head_gate = as_gate(head_gate, query.shape[0], sum(counts))
         ends = [sum(counts[: i + 1]) for i in range(len(counts) - 1)]
         gates = [None] * len(counts) if head_gate is None else jnp.split(head_gate, ends, axis=-1)
         fusion = jax.nn.softmax(self.fusion(query), axis=-1)

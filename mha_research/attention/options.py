@@ -6,9 +6,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from mha_kernels import Bias, DenseBias, DenseMask, Dropout, KeyPaddingMask, Mask, Origin
+from mha_research.attention.arguments import check_integers, check_numbers, check_rates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,28 +23,29 @@ class HeadOptions:
     step: int | jax.Array | None = None
 
 
-def check_sizes(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int | None, dropout_rate: float) -> None:
-    """Raises ValueError where the sizes of a `MultiHeadAttention` do not fit, or for a rate outside [0, 1)."""
-    if min(in_features, num_heads, num_kv_heads) < 1 or num_heads % num_kv_heads:
+def check_sizes(where: str, dropout_rate: float, *, in_features: int, num_heads: int, **sizes: int | None) -> None:
+    """Raises ValueError or TypeError where the sizes of a `MultiHeadAttention` or the rate do not fit."""
+    check_integers(where, in_features=in_features, num_heads=num_heads, **sizes)
+    for name, size in (("in_features", in_features), ("num_heads", num_heads)):
+        if size is None:
+            raise TypeError(f"{where}: {name} must be an integer, got None")
+    num_kv_heads = sizes["num_kv_heads"]
+    if num_kv_heads is not None and num_heads % num_kv_heads:
+        raise ValueError(f"{where}: num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
+    if sizes["head_dim"] is None and in_features % num_heads:
         raise ValueError(
-            f"MultiHeadAttention: num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}, both and "
-            f"in_features={in_features} at least 1"
+            f"{where}: in_features={in_features} is no multiple of num_heads={num_heads}; give head_dim to free it"
         )
-    if head_dim is None and in_features % num_heads:
-        raise ValueError(
-            f"MultiHeadAttention: in_features={in_features} is no multiple of num_heads={num_heads}; "
-            "give head_dim to free it"
-        )
-    if not 0 <= dropout_rate < 1:
-        raise ValueError(f"MultiHeadAttention: dropout_rate must be in [0, 1), got {dropout_rate}")
+    check_rates(where, dropout_rate=dropout_rate)
 
 
 def scale_factor(scale: str | float, width: float) -> float:
     """What scores are multiplied by for heads of a width: "inverse_sqrt", "inverse" (muP), "none", or a number as it
-    is. Raises ValueError for another name.
+    is. Raises ValueError for another name, NaN or infinity and TypeError for what is neither.
     """
     if not isinstance(scale, str):
-        return scale
+        check_numbers("MultiHeadAttention", scale=scale)
+        return float(scale)
     named = {"inverse_sqrt": width**-0.5, "inverse": 1 / width, "none": 1.0}
     if scale not in named:
         raise ValueError(f"scale must be a number or one of {', '.join(named)}, got {scale!r}")
@@ -81,12 +82,3 @@ def join_biases(bias: Bias | jax.Array | None, own: Bias | None) -> Bias | None:
     if bias is None or own is None:
         return own if bias is None else bias
     return bias + own
-
-
-def dropout_key(rngs: nnx.Rngs | jax.Array | None) -> jax.Array:
-    """One key from the dropout stream of `rngs`, or `rngs` itself when it is a key. Raises ValueError when it is
-    missing.
-    """
-    if rngs is None:
-        raise ValueError("dropout or DropHead with deterministic=False needs rngs, got None")
-    return rngs.dropout() if isinstance(rngs, nnx.Rngs) else rngs

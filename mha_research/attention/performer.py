@@ -11,6 +11,7 @@ from flax import nnx
 
 import mha_kernels
 from mha_kernels import CausalMask, KeyPaddingMask, Mask
+from mha_research.attention.arguments import as_padding, check_integers, check_numbers
 from mha_research.attention.multi_head import MultiHeadAttention
 from mha_research.attention.options import HeadOptions, gated
 
@@ -102,9 +103,11 @@ class PerformerAttention(MultiHeadAttention):
         for name in ("dropout_rate", "sink", "softcap", "add_bias_kv", "add_zero_attention"):
             if choices.get(name):
                 raise ValueError(f"PerformerAttention takes no {name}")
-        if kind not in KINDS or num_features < 1 or (redraw_every is not None and redraw_every < 1):
-            raise ValueError(f"PerformerAttention: unknown {kind=}, or {num_features=} or {redraw_every=} below 1")
+        check_integers("PerformerAttention", num_features=num_features, redraw_every=redraw_every)
+        if kind not in KINDS:
+            raise ValueError(f"PerformerAttention: kind must be one of {KINDS}, got {kind!r}")
         super().__init__(in_features, num_heads, *sizes, rngs=rngs, **choices)
+        check_numbers("PerformerAttention", positive=True, scale=self.scale)
         self.num_features, self.kind, self.orthogonal, self.redraw_every = num_features, kind, orthogonal, redraw_every
         key = rngs.params()
         # Redrawn ones are a function of key and step and cost a factorisation a step; one that stays is drawn here.
@@ -134,7 +137,7 @@ class PerformerAttention(MultiHeadAttention):
         return (*log_features(root * query, projection, self.kind), *log_features(root * key, projection, self.kind))
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
-        keep, causal = _read_mask(options.mask, key.shape[:2])
+        keep, causal = _read_mask(options.mask, (key.shape[0], key.shape[1]))
         value = jnp.repeat(value, self.num_heads // value.shape[2], axis=2)
         if _is_start(options.origin.query):
             key, value = (jnp.where(keep[..., None, None], x, 0) for x in (key, value))
@@ -164,14 +167,12 @@ def _is_start(query_origin: Any) -> bool:
     return isinstance(query_origin, int) and query_origin == 0
 
 
-def _read_mask(mask: Mask | None, shape: tuple[int, ...]) -> tuple[jax.Array, bool]:
+def _read_mask(mask: Mask | None, shape: tuple[int, int]) -> tuple[jax.Array, bool]:
     """Key padding (B, K) and whether the mask is causal. Raises ValueError for any other mask."""
     keep, causal = jnp.ones(shape, bool), False
     for part in () if mask is None else mask.parts():
         if isinstance(part, KeyPaddingMask):
-            if part.keep.shape != shape:
-                raise ValueError(f"PerformerAttention: key_padding_mask must be {shape}, got {part.keep.shape}")
-            keep = keep & part.keep
+            keep = keep & as_padding(part.keep, *shape)
         elif isinstance(part, CausalMask) and isinstance(part.offset, int) and part.offset == 0:
             causal = True
         else:

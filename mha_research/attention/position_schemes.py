@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from mha_kernels import AlibiBias, Bias, ClippedBias, DistanceBias, T5Bias, alibi_slopes
+from mha_kernels.biases import check_buckets
 from mha_research.attention import positions as functions
+from mha_research.attention.arguments import check_integers, check_numbers
 
 
 class Position:
@@ -40,6 +43,15 @@ class Alibi(Position):
     trainable: bool = False
     slopes: tuple[float, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.slopes is None:
+            return
+        if isinstance(self.slopes, str) or not isinstance(self.slopes, Iterable):
+            raise TypeError(f"Alibi: slopes must be numbers, one a head, got {self.slopes!r}")
+        for slope in self.slopes:
+            check_numbers("Alibi", slopes=slope)
+        object.__setattr__(self, "slopes", tuple(map(float, self.slopes)))
+
     def _slopes(self, num_heads: int) -> jax.Array:
         if self.slopes is None:
             return alibi_slopes(num_heads)
@@ -62,6 +74,9 @@ class Rotary(Position):
 
     base: float = 10000.0
     interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers("Rotary", positive=True, base=self.base)
 
     def rotate(self, x: jax.Array, positions: jax.Array) -> jax.Array:
         return functions.rotate(x, positions, self.base, self.interleaved)
@@ -92,8 +107,10 @@ class RelativeBias(Position):
     def __post_init__(self) -> None:
         if self.kind not in ("t5", "clipped", "distance"):
             raise ValueError(f"RelativeBias: kind must be 't5', 'clipped' or 'distance', got {self.kind!r}")
-        if self.max_distance < 1 or self.num_buckets < 1:
-            raise ValueError(f"RelativeBias: {self.num_buckets=} and {self.max_distance=} must be at least 1")
+        check_integers("RelativeBias", num_buckets=self.num_buckets, max_distance=self.max_distance)
+        check_numbers("RelativeBias", std=self.std)
+        if self.kind == "t5":
+            check_buckets(self.bidirectional, self.num_buckets, self.max_distance)
 
     def _entries(self) -> int:
         return {"t5": self.num_buckets, "clipped": 2 * self.max_distance + 1, "distance": self.max_distance + 1}[

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from mha_kernels import t5_bucket
+from mha_research.attention.arguments import as_array, check_integers, check_numbers
 
 __all__ = ["Learned", "log_time", "rotate", "sinusoidal", "sinusoidal_at", "t5_bucket"]
 
@@ -21,7 +22,11 @@ __all__ = ["Learned", "log_time", "rotate", "sinusoidal", "sinusoidal_at", "t5_b
 def sinusoidal_at(positions: jax.Array, features: int, base: float = 10000.0) -> jax.Array:
     """PE[p, 2i] = sin(p / base^(2i/D)), PE[p, 2i+1] = cos of the same; (..., D) for positions (...), which may be
     fractions.
+
+    Raises ValueError or TypeError for a width below 1 or a base that is not positive.
     """
+    check_integers("sinusoidal", features=features)
+    check_numbers("sinusoidal", positive=True, base=base)
     positions = jnp.asarray(positions, jnp.float32)
     frequency = base ** (-jnp.arange(0, features, 2, dtype=jnp.float32) / features)
     angle = jnp.multiply.outer(positions, frequency)
@@ -33,8 +38,9 @@ def sinusoidal(length: int, features: int, base: float = 10000.0) -> jax.Array:
     """PE[p, 2i] = sin(p / base^(2i/D)), PE[p, 2i+1] = cos(p / base^(2i/D)); (L, D) float32, to be added to the
     embeddings.
 
-    Each row has norm sqrt(D / 2). Vaswani et al. 2017, section 3.5.
+    Each row has norm sqrt(D / 2). Vaswani et al. 2017, section 3.5. Raises ValueError or TypeError for sizes below 1.
     """
+    check_integers("sinusoidal", length=length)
     return sinusoidal_at(jnp.arange(length), features, base)
 
 
@@ -43,7 +49,9 @@ def log_time(length: int, features: int, base: float = 10000.0) -> jax.Array:
     end; (L, D).
 
     Distances lose their meaning (the encoding of p + k is no longer a rotation of that of p); offered to be tested.
+    Raises ValueError or TypeError for sizes below 1.
     """
+    check_integers("log_time", length=length)
     positions = jnp.arange(length, dtype=jnp.float32)
     return sinusoidal_at((length - 1) * jnp.log1p(positions) / np.log(max(length, 2)), features, base)
 
@@ -56,18 +64,23 @@ class Learned(nnx.Module):
     def __init__(
         self, length: int, features: int, *, std: float = 0.02, rngs: nnx.Rngs, param_dtype: Any = jnp.float32
     ):
+        check_integers("Learned", length=length, features=features)
+        check_numbers("Learned", std=std)
         self.table = nnx.Param(std * jax.random.normal(rngs.params(), (length, features), param_dtype))
 
     def __call__(self, length: int, start: int | jax.Array = 0) -> jax.Array:
-        """Rows start ... start + length - 1, (length, D). Raises ValueError when the table is too short; a traced start
-        gives NaN.
+        """Rows start ... start + length - 1, (length, D). Raises ValueError when the table does not have them; a traced
+        start gives NaN.
         """
+        check_integers("Learned", length=length)
         table = self.table[...]
         end = start + length
-        if not isinstance(end, jax.core.Tracer) and end > table.shape[0]:
-            raise ValueError(f"Learned: position {int(end) - 1} was asked for, the table has {table.shape[0]} rows")
+        if not isinstance(end, jax.core.Tracer) and (start < 0 or end > table.shape[0]):
+            raise ValueError(
+                f"Learned: positions {int(start)} to {int(end) - 1} were asked for, the table has {table.shape[0]} rows"
+            )
         rows = jax.lax.dynamic_slice_in_dim(table, start, length)
-        return jnp.where(end <= table.shape[0], rows, jnp.nan)
+        return jnp.where((start >= 0) & (end <= table.shape[0]), rows, jnp.nan)
 
 
 def rotate(x: jax.Array, positions: jax.Array, base: float = 10000.0, interleaved: bool = False) -> jax.Array:
@@ -79,11 +92,18 @@ def rotate(x: jax.Array, positions: jax.Array, base: float = 10000.0, interleave
     once weights are trained. Computed in at least float32, returned in the type of x. Su et al. 2021, "RoFormer",
     equation 34.
 
-    Raises ValueError when E is odd.
+    Raises ValueError when E is odd, a shape does not fit or base is not positive; TypeError for an x of integers.
     """
+    x, positions = jnp.asarray(as_array("rotate: x", x)), as_array("rotate: positions", positions)
+    if x.ndim != 4 or 0 in x.shape or not jnp.issubdtype(x.dtype, jnp.floating):
+        kind = TypeError if x.ndim == 4 and x.size else ValueError
+        raise kind(f"rotate: x must be (B, L, H, E) of floats, got {x.shape} of {x.dtype}")
     width = x.shape[-1]
     if width % 2:
         raise ValueError(f"rotate: the head width must be even, got {width}")
+    if positions.shape not in (x.shape[1:2], x.shape[:2]):
+        raise ValueError(f"rotate: positions must be {x.shape[1:2]} or {x.shape[:2]}, got {positions.shape}")
+    check_numbers("rotate", positive=True, base=base)
     compute = jnp.promote_types(x.dtype, jnp.float32)
     frequency = base ** (-jnp.arange(0, width, 2, dtype=compute) / width)
     angle = jnp.multiply.outer(jnp.asarray(positions, compute), frequency)[..., None, :]

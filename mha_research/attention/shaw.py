@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mha_kernels import Dense
+from mha_research.attention.arguments import check_integers
 from mha_research.attention.dense import DenseAttention
 
 
@@ -32,9 +33,8 @@ class ShawAttention(DenseAttention):
         rngs: nnx.Rngs,
         **choices: Any,
     ):
+        check_integers("ShawAttention", max_distance=max_distance)
         super().__init__(in_features, num_heads, *sizes, rngs=rngs, **choices)
-        if max_distance < 1:
-            raise ValueError(f"ShawAttention: max_distance must be at least 1, got {max_distance}")
         self.max_distance = max_distance
 
         def table(width: int) -> nnx.Param:

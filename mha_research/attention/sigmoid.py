@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_kernels import Dense
+from mha_research.attention.arguments import check_numbers
 from mha_research.attention.dense import DenseAttention
 
 
@@ -20,6 +21,8 @@ class SigmoidAttention(DenseAttention):
     """
 
     def __init__(self, in_features: int, num_heads: int, *sizes: Any, logit_bias: float | None = None, **choices: Any):
+        if logit_bias is not None:
+            check_numbers("SigmoidAttention", logit_bias=logit_bias)
         super().__init__(in_features, num_heads, *sizes, **choices)
         if self.sink is not None or self.add_zero_attention:
             raise ValueError("SigmoidAttention has no softmax for a sink or add_zero_attention to join")

@@ -27,7 +27,7 @@ class TalkingHeadsAttention(DenseAttention):
         self.mix_weights = nnx.Param(jnp.eye(num_heads, dtype=self.param_dtype))
 
     def scores_to_weights(self, scores: jax.Array, query: jax.Array, problem: Dense) -> jax.Array:
-        allowed = scores > -jnp.inf
+        allowed = scores != -jnp.inf
         finite = jnp.where(allowed, scores, 0.0)
         logits = jnp.einsum("bhqk,hm->bmqk", finite, self.mix_logits[...].astype(scores.dtype))
         weights = problem.softmax(jnp.where(allowed, logits, -jnp.inf))

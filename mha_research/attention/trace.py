@@ -49,7 +49,7 @@ def trace_attention(
         raise ValueError(
             "trace_attention: return_weights is for the module's own call, the trace has the probabilities"
         )
-    key, value = module._check_inputs(query, key, value)
+    query, key, value = module._check_inputs(query, key, value)
     heads = module.project(query, key, value)
     options = module.options(query.shape[0], **call)
     outputs = module.attend(*heads, options)

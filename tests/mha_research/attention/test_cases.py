@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mha_kernels import Blockwise, CausalMask, WindowMask
+from mha_kernels import Blockwise, CausalMask, DenseBias, WindowMask
 from mha_kernels.pallas_tpu import PallasTPU
 from mha_research import Alibi, DropHead, MultiHeadAttention, initializers
 from tests.mha_research.attention import oracle
@@ -104,6 +104,31 @@ def test_s05_s14_masks_as_large_numbers_and_half_precision(implementation, dtype
 
 
 @IMPLEMENTATIONS
+@pytest.mark.parametrize("score", [0, -20])
+def test_s05_two_planes_of_finite_minimums(implementation, score):
+    """Causal and padding as two biases of finfo.min, which meet at -inf; every score 0, or -20 by a third."""
+    low, keep = jnp.finfo(jnp.float32).min, jnp.array([False, False, False, True, True])
+    planes = [DenseBias(jnp.where(ok, 0, low)) for ok in (jnp.tri(5, dtype=bool), keep[None])]
+    bias = planes[0] + planes[1] + DenseBias(jnp.full((1, 1), float(score)))
+    m = averaging(1, implementation)
+    output, pull_back = jax.vjp(lambda x: run(m, x, bias=bias), column(9, 9, 9, 1, 3))
+    np.testing.assert_array_equal(output[0, 3:, 0], [1, 2])
+    assert np.isfinite(output).all()
+    assert np.isfinite(pull_back(jnp.ones_like(output))[0]).all()
+
+
+@IMPLEMENTATIONS
+def test_s09_slopes_of_six_heads_reach_the_scores(implementation):
+    """Two keys and zero scores: the far one weighs 1 / (1 + exp(slope))."""
+    m = averaging(6, implementation, num_heads=6, position=Alibi())
+    x = jnp.zeros((1, 2, 6))
+    output, weights = run(m, x, x.at[:, 1].set(1), return_weights=True)
+    expected = 1 / (1 + np.exp(2.0 ** -np.array([2, 4, 6, 8, 1, 3])))
+    np.testing.assert_allclose(weights[0, :, 0, 1], expected, rtol=1e-6)
+    np.testing.assert_allclose(output[0, 0], expected, rtol=1e-6)
+
+
+@IMPLEMENTATIONS
 @pytest.mark.parametrize(
     "call",
     [
@@ -121,6 +146,9 @@ def test_s06_nothing_turns_the_causal_mask_off(implementation, call):
     first, second = (run(m, y, mask=CausalMask(), **call) for y in (x, x.at[:, 3].add(100)))
     first, second = (y[0] if isinstance(y, tuple) else y for y in (first, second))
     np.testing.assert_array_equal(first[:, :3], second[:, :3])
+    if "return_weights" in call:
+        weights = run(averaging(1, implementation), column(1, 2, 3, 4), mask=CausalMask(), return_weights=True)[1]
+        np.testing.assert_allclose(weights[0, 0], np.tri(4) / np.arange(1, 5)[:, None], rtol=1e-6)
 
 
 @IMPLEMENTATIONS

@@ -93,5 +93,17 @@ def test_what_cannot_be_done_is_refused_and_an_additive_mask_gives_nothing_plaus
         flax_attention_fn(q, q, q, qk_attn_weights_einsum=jnp.einsum)
     with pytest.raises(ValueError, match="mask has shape"):
         flax_attention_fn(q, q, q, mask=jnp.ones((1, 1, 1, 1, 1)))
+    for rate in (float("nan"), -0.1, 1.5):  # flax #5497: a rate that is no rate was no dropout
+        with pytest.raises(ValueError, match=rf"dropout_rate must be in \[0, 1\], got {rate}"):
+            flax_attention_fn(q, q, q, dropout_rate=rate, deterministic=True)
+    with pytest.raises(TypeError, match=r"dropout_rate must be in \[0, 1\], got '0\.5'"):
+        flax_attention_fn(q, q, q, dropout_rate="0.5")
+    for name in ("mask", "bias"):
+        with pytest.raises(ValueError, match=rf"{name} has shape \(5, 1, {L}, {L}\), which does not broadcast"):
+            flax_attention_fn(q, q, q, **{name: jnp.ones((5, 1, L, L))})
+        with pytest.raises(TypeError, match=f"flax_attention_fn: {name} is a str"):
+            flax_attention_fn(q, q, q, **{name: "causal"})
+    with pytest.raises(TypeError, match="flax_attention_fn: value is a NoneType"):
+        flax_attention_fn(q, q, None)
     additive = jnp.where(jnp.tri(L, dtype=bool), 0.0, -jnp.inf)
     np.testing.assert_array_equal(flax_attention_fn(q, q, q, mask=additive), 0)
