@@ -16,14 +16,7 @@ from mha_kernels import Bias, CausalMask, Dropout, Mask, Origin
 from mha_research.attention import cache as caching
 from mha_research.attention import initializers
 from mha_research.attention.adapter import Adapter
-from mha_research.attention.arguments import (
-    as_gate,
-    check_inputs,
-    check_kinds,
-    check_numbers,
-    check_rngs,
-    one_key,
-)
+from mha_research.attention.arguments import as_gate, check_inputs, check_kinds, check_numbers, check_rngs, one_key
 from mha_research.attention.bias_key import beside_bias_key, new_bias_key, with_bias_value
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.drop_head import DropHead, HeadImportance
