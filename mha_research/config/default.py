@@ -38,6 +38,12 @@ TASK = Choice(
             "vocabulary_size": _VOCABULARY,
             "evaluation_size": optional(int, "number of held-out examples in each of valid and test (256)"),
         },
+        "retrieval": {
+            "slots": optional(int, "items that are asked for at once (4)"),
+            "items": optional(int, "items of one example (16)"),
+            "width": optional(int, "numbers of an item's value (8)"),
+            "evaluation_size": optional(int, "number of held-out examples in each of valid and test (256)"),
+        },
     },
     "what is learned",
 )

@@ -1,6 +1,7 @@
 """Models built around the attention modules."""
 
 from mha_research.models.decoder import DecoderLM
+from mha_research.models.retrieval import SlotRetrieval
 from mha_research.models.sample import sample
 
-__all__ = ["DecoderLM", "sample"]
+__all__ = ["DecoderLM", "SlotRetrieval", "sample"]

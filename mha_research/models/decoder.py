@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mha_kernels import CausalMask, HeadStatistics, Mask, SegmentMask, attention_with_statistics
+from mha_kernels import CausalMask, HeadStatistics, Mask, SegmentMask
 from mha_research.attention.positions import sinusoidal_at
 from mha_research.attention.product import flat_dot_general, product
+from mha_research.models.heads import head_statistics
 from mha_research.models.mlp import NORMS, Mlp, dropout
-
-# What is logged of every head while a model trains: nats, probabilities, and tokens.
-HEAD_STATISTICS = ("entropy", "max_probability", "distance", "sink_mass", "previous_mass")
 
 
 class Block(nnx.Module):
@@ -62,9 +60,7 @@ class Block(nnx.Module):
     def head_statistics(self, x: jax.Array, mask: Mask) -> HeadStatistics:
         """What each head does at each query, (B, H, L) each, before any dropout and in O(L) memory."""
         x = self.attention_norm(x) if self.norm_placement == "pre" else x
-        call = self.attention.scoring(self.attention.options(x.shape[0], mask=mask))
-        call |= {"statistics": HEAD_STATISTICS, "implementation": self.attention.implementation}
-        return attention_with_statistics(*self.attention.project(x, x, x), **call)[1]
+        return head_statistics(self.attention, x, x, x, mask)
 
     def decode(self, x: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         """The same for T more tokens (B, T, D) after those in the cache."""

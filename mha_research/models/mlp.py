@@ -27,9 +27,7 @@ class Mlp(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(
-                inputs, outputs, use_bias=use_bias, dtype=dtype, dot_general=flat_dot_general, rngs=rngs
-            )
+            return nnx.Linear(inputs, outputs, use_bias=use_bias, dtype=dtype, dot_general=flat_dot_general, rngs=rngs)
 
         self.hidden, self.output = linear(d_model, width), linear(width, d_model)
         self.gate = linear(d_model, width) if activation == "swiglu" else None

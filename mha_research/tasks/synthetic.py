@@ -64,7 +64,7 @@ class Generated:
     def evaluations(self) -> Mapping[str, Evaluation]:
         """The same held-out examples for every seed of training."""
         return {
-            split: Evaluation(self._evaluation_size, partial(_fixed_example, self._draw, stream))
+            split: Evaluation(self._evaluation_size, partial(fixed_example, self._draw, stream))
             for stream, split in enumerate(("valid", "test"))
         }
 
@@ -77,7 +77,8 @@ class Generated:
         return {"loss": loss, "accuracy": accuracy}
 
 
-def _fixed_example(draw: Callable[..., Example], stream: int, index: int) -> Example:
+def fixed_example(draw: Callable[..., Example], stream: int, index: int) -> Example:
+    """The held-out example of an index: `stream` tells the sets apart."""
     return draw(index, np.random.Generator(np.random.Philox(key=np.array([stream, index], np.uint64))))
 
 

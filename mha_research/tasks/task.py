@@ -29,12 +29,12 @@ class Task(Protocol):
 
     A language-model example holds `tokens`, `targets` (int32) and `mask` (bool), each (L,), and where documents are
     packed `segments` and `positions` (int32): tokens of unequal segments do not see each other, positions restart in
-    each.
+    each. Other kinds: see their tasks.
     """
 
     spec: TaskSpec
-    chance: float  # nats per target of a uniform guess
-    ceiling: float | None  # nats per target that cannot be beaten, where that is known
+    chance: float  # loss of a guess that has seen nothing: nats per target of a uniform guess
+    ceiling: float | None  # loss that cannot be beaten, where that is known
     notes: tuple[str, ...]  # what the log should say about the data: splits, sizes, unknown characters
     fingerprint: str  # of data that the settings do not fix, such as the text of files; "" where there is none
 

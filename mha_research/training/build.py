@@ -9,9 +9,9 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mha_research.attention import Alibi, DropHead, MultiHeadAttention, RelativeBias, Rotary, initializers
-from mha_research.config import ConfigError, build_choice
-from mha_research.models import DecoderLM
-from mha_research.tasks import TASKS, Task, TaskSpec
+from mha_research.config import ConfigError, build_choice, default_config, differences
+from mha_research.models import DecoderLM, SlotRetrieval
+from mha_research.tasks import TASKS, RetrievalSpec, Task, TaskSpec
 
 ATTENTION_KINDS: dict[str, Callable[..., Any]] = {"multi_head": MultiHeadAttention}
 SCALES: dict[str, Callable[..., Any]] = {
@@ -55,30 +55,46 @@ def build_attention(config: ConfigDict) -> Callable[..., Any]:
     return functools.partial(kind, config.model.d_model, dtype=jnp.dtype(config.model.dtype), **fields)
 
 
-def build_model(config: ConfigDict, spec: TaskSpec, rngs: nnx.Rngs) -> DecoderLM:
+def build_model(config: ConfigDict, spec: TaskSpec, rngs: nnx.Rngs) -> Any:
     """The model of the config for a task of this kind and size. Raises ConfigError for sizes that do not fit."""
+    return as_config_error("model", lambda: MODELS[spec.kind](config, spec, rngs))
+
+
+def _decoder(config: ConfigDict, spec: TaskSpec, rngs: nnx.Rngs) -> DecoderLM:
     model = config.model
-    return as_config_error(
-        "model",
-        lambda: DecoderLM(
-            spec.vocabulary_size,
-            model.num_layers,
-            model.d_model,
-            build_attention(config),
-            length=spec.length,
-            position=model.position.name,
-            norm=model.norm,
-            norm_placement=model.norm_placement,
-            mlp_width=model.mlp.width,
-            activation=model.mlp.activation,
-            mlp_bias=model.mlp.use_bias,
-            dropout_rate=model.dropout_rate,
-            tie_embeddings=model.tie_embeddings,
-            remat=model.remat,
-            dtype=jnp.dtype(model.dtype),
-            rngs=rngs,
-        ),
+    return DecoderLM(
+        spec.vocabulary_size,
+        model.num_layers,
+        model.d_model,
+        build_attention(config),
+        length=spec.length,
+        position=model.position.name,
+        norm=model.norm,
+        norm_placement=model.norm_placement,
+        mlp_width=model.mlp.width,
+        activation=model.mlp.activation,
+        mlp_bias=model.mlp.use_bias,
+        dropout_rate=model.dropout_rate,
+        tie_embeddings=model.tie_embeddings,
+        remat=model.remat,
+        dtype=jnp.dtype(model.dtype),
+        rngs=rngs,
     )
+
+
+def _retrieval(config: ConfigDict, spec: RetrievalSpec, rngs: nnx.Rngs) -> SlotRetrieval:
+    """Raises ConfigError where a field is set that this model has no place for: norms, MLP, positions of tokens."""
+    model = config.model
+    read = ("model.num_layers", "model.d_model", "model.dtype", "model.attention.")
+    changed = [path for path in differences(config, default_config()) if path.startswith("model.")]
+    if unread := [path for path in changed if not path.startswith(read)]:
+        raise ConfigError(f"the model of the retrieval task has no {', '.join(unread)}")
+    sizes = {"items": spec.vocabulary_size, "slots": spec.slots, "features": spec.features}
+    dtype = jnp.dtype(model.dtype)
+    return SlotRetrieval(model.num_layers, model.d_model, build_attention(config), **sizes, dtype=dtype, rngs=rngs)
+
+
+MODELS: dict[str, Callable[..., Any]] = {"language_model": _decoder, "retrieval": _retrieval}
 
 
 def as_config_error(path: str, make: Callable[[], Any]) -> Any:

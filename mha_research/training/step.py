@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from ml_collections import ConfigDict
 
 from mha_research.attention import HeadImportance
 from mha_research.config import ConfigError, default_config, flat, from_json, from_values, to_json
-from mha_research.models.decoder import HEAD_STATISTICS
+from mha_research.models.heads import HEAD_STATISTICS
 from mha_research.tasks import TaskSpec
 from mha_research.training.build import build_model
 from mha_research.training.importance import head_sums, open_gates, updated, zero_head_sums
@@ -38,9 +39,21 @@ def token_values(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> Sums
     }
 
 
-def token_sums(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> Sums:
-    """The sums of `token_values` over all tokens, scalars."""
-    return jax.tree.map(jnp.sum, token_values(logits, targets, mask))
+def square_values(outputs: jax.Array, targets: jax.Array, mask: jax.Array) -> Sums:
+    """As `token_values` for numbers: the mean square of the error, and as hits the errors below 0.05.
+
+    outputs and targets (B, L, features), mask (B, L).
+    """
+    error = jnp.mean(jnp.square(outputs.astype(jnp.float32) - targets), axis=-1)
+    return {
+        "loss": jnp.where(mask, error, 0.0),
+        "hits": (mask & (error < 0.05)).astype(jnp.float32),
+        "count": mask.astype(jnp.float32),
+    }
+
+
+# Kind of task -> (outputs, targets, mask) -> what is summed of every target.
+VALUES: dict[str, Callable[..., Sums]] = {"language_model": token_values, "retrieval": square_values}
 
 
 def zero_sums(shape: tuple[int, ...] = ()) -> Sums:
@@ -103,7 +116,7 @@ def build_program(config: ConfigDict, spec: TaskSpec) -> Program:
 @functools.lru_cache(maxsize=8)
 def _build_program(config_json: str, spec: TaskSpec) -> Program:
     config = from_json(config_json)
-    parts, log_every = config.train.accumulate, config.train.log_every
+    parts, log_every, values_of = config.train.accumulate, config.train.log_every, VALUES[spec.kind]
     optimizer, schedule = build_optimizer(config), build_schedule(config)
     abstract = nnx.eval_shape(lambda: build_model(config, spec, nnx.Rngs(0)))
     graphdef, abstract_params, abstract_importance = _split(abstract)
@@ -130,12 +143,12 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
 
     def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         key = jax.random.fold_in(state["key"], state["step"])
-
         scores = state.get("importance", {})
 
         def loss(params: Any, gates: Any, part: Batch, index: jax.Array, total: jax.Array) -> tuple[jax.Array, Sums]:
             options = {"key": jax.random.fold_in(key, index), "step": state["step"], "head_gates": gates}
-            sums = token_sums(forward(params, scores, part, **options), part["targets"], part["mask"])
+            values = values_of(forward(params, scores, part, **options), part["targets"], part["mask"])
+            sums = jax.tree.map(jnp.sum, values)
             return sums["loss"] / total, sums
 
         def loss_and_grad(params: Any, part: Batch, index: jax.Array, total: jax.Array) -> Any:
@@ -172,8 +185,8 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
         }
 
     def evaluate(params: Any, sums: Sums, batch: Batch) -> Sums:
-        values = token_values(forward(params, importance, batch), batch["targets"], batch["mask"])
-        document = batch.get("document", jnp.zeros_like(batch["targets"]))
+        values = values_of(forward(params, importance, batch), batch["targets"], batch["mask"])
+        document = batch.get("document", jnp.zeros(batch["mask"].shape, jnp.int32))
         return {name: sums[name].at[document].add(value) for name, value in values.items()}
 
     def head_statistics(params: Any, batch: Batch) -> dict[str, jax.Array]:

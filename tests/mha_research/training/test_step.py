@@ -16,9 +16,16 @@ from mha_research.config import ConfigError, default_config, override
 from mha_research.tasks import TaskSpec
 from mha_research.training import train
 from mha_research.training.build import build_task
-from mha_research.training.evaluate import head_row
+from mha_research.training.evaluate import evaluation_row, head_row
 from mha_research.training.optimizer import build_optimizer, build_schedule, decayed
-from mha_research.training.step import Program, accumulate, build_program, token_sums, zero_sums
+from mha_research.training.step import (
+    Program,
+    accumulate,
+    build_program,
+    square_values,
+    token_values,
+    zero_sums,
+)
 
 
 def linear_loss(w: jax.Array, batch: dict[str, jax.Array], _: Any, total: jax.Array) -> tuple[jax.Array, dict]:
@@ -69,9 +76,18 @@ def test_sgd_with_rate_one_moves_by_the_mean() -> None:
     assert float(change["w"]) == pytest.approx(-1.0, abs=1e-6)
 
 
+def test_square_values_by_hand() -> None:
+    outputs = jnp.array([[[1.0, 3.0], [0.0, 0.1], [jnp.nan, 0.0]]])
+    targets = jnp.array([[[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]])
+    values = square_values(outputs, targets, jnp.array([[True, True, False]]))
+    np.testing.assert_allclose(values["loss"], [[2.5, 0.005, 0.0]], rtol=1e-6)
+    np.testing.assert_array_equal(values["hits"], [[0, 1, 0]])
+    np.testing.assert_array_equal(values["count"], [[1, 1, 0]])
+
+
 def test_token_sums_by_hand() -> None:
     logits = jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [jnp.nan, 1.0, 1.0]]]))
-    sums = token_sums(logits, jnp.array([[1, 1, 0]]), jnp.array([[True, True, False]]))
+    sums = jax.tree.map(jnp.sum, token_values(logits, jnp.array([[1, 1, 0]]), jnp.array([[True, True, False]])))
     assert float(sums["loss"]) == pytest.approx(math.log(4) - math.log(0.8), abs=1e-6)
     assert (float(sums["hits"]), float(sums["count"])) == (1.0, 2.0)
     assert zero_sums().keys() == sums.keys()
@@ -260,3 +276,27 @@ def test_what_cannot_be_run_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=message):
         train(override(tiny, changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+RETRIEVAL = {"task.name": "retrieval", "task.slots": 2, "task.items": 5, "task.width": 3, "task.evaluation_size": 13}
+
+
+def test_the_look_up_model_is_updated_and_scored_exactly() -> None:
+    config = override(default_config(), RETRIEVAL | {"model.d_model": 8, "model.attention.implementation": "reference"})
+    task = build_task(config)
+    program = build_program(config, task.spec)
+    state, metrics = program.update(program.init(0), task.train_batches(0, 6)[0])
+    assert float(metrics["sums"]["count"]) == 6.0
+    row, _ = evaluation_row(task, program, state["params"], 7, every=True)
+    held_out = task.evaluations()["test"].batches(13)[0]
+    outputs = program.model(state["params"])(*(held_out[name] for name in ("ids", "values", "queries")))
+    error = np.mean(np.square(np.asarray(outputs, np.float64) - held_out["targets"]), axis=(1, 2))
+    assert row["test/nmse"] == pytest.approx(error.mean(), rel=1e-5)
+    assert row["test/solved"] == np.mean(error < 0.05)
+    assert row["valid/nmse"] != row["test/nmse"]
+
+
+def test_the_look_up_model_refuses_what_it_does_not_read() -> None:
+    config = override(default_config(), RETRIEVAL | {"model.norm": "layer_norm", "model.mlp.width": 9})
+    with pytest.raises(ConfigError, match=r"retrieval task has no model\.norm, model\.mlp\.width"):
+        build_program(config, build_task(config).spec)

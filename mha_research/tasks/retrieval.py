@@ -1,0 +1,80 @@
+"""Look several items up at once: how many heads one layer needs for that is a theorem."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+
+import grain
+import numpy as np
+
+from mha_research.tasks.synthetic import fixed_example
+from mha_research.tasks.task import Evaluation, Example, TaskSpec, random_batches
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalSpec(TaskSpec):
+    """Its token classes are the n ids, its length the n items; `slots` k are asked for, a value has `features` p."""
+
+    slots: int
+    features: int
+
+
+def retrieval_example(slots: int, items: int, width: int, _: int, rng: np.random.Generator) -> Example:
+    """n items with ids in random order and values (n, p) ~ N(0, 1); k different ids are asked for.
+
+    The target (1, k p) is their values, in the order in which they are asked for.
+    """
+    ids, values = rng.permutation(items), rng.standard_normal((items, width), np.float32)
+    asked = rng.permutation(items)[:slots]
+    return {
+        "ids": ids.astype(np.int32),
+        "values": values,
+        "queries": asked.astype(np.int32),
+        "targets": values[np.argsort(ids)[asked]].reshape(1, -1),
+        "mask": np.ones(1, bool),
+    }
+
+
+class Retrieval:
+    """k-slot retrieval. The loss is the mean square of the error; a guess of zero has 1, the variance of the values.
+
+    One layer of h heads whose weights do not depend on the values cannot come below 1 - min(h, k) / k. For given ids
+    and queries, what the heads return and so the read-out is a linear map of the values, of rank h p at most; the
+    targets are an orthonormal one of rank k p, of whose square norm such a map leaves k p - h p (Eckart and Young
+    1936). The bound is of one layer: further ones bring h heads each.
+
+    Args: `slots` k, how many items are asked for; `items` n; `width` p of a value; `evaluation_size` examples are held
+    out for each of valid and test. Raises ValueError for sizes that make no task.
+    """
+
+    chance = 1.0
+    ceiling: float | None = 0.0
+
+    def __init__(self, slots: int = 4, items: int = 16, width: int = 8, evaluation_size: int = 256) -> None:
+        if min(slots, width, evaluation_size) < 1 or slots > items:
+            raise ValueError(
+                "task.slots, task.width and task.evaluation_size must be 1 or more and task.items at least task.slots, "
+                f"got {slots}, {width}, {evaluation_size} and {items}"
+            )
+        self._draw, self._size = partial(retrieval_example, slots, items, width), evaluation_size
+        self.spec = RetrievalSpec("retrieval", items, items, slots, width)
+        self.notes: tuple[str, ...] = (f"{slots} of {items} items of {width} numbers, {evaluation_size} held out",)
+
+    def train_batches(self, seed: int, batch_size: int) -> grain.MapDataset:
+        """Fresh examples for ever."""
+        return random_batches(self._draw, seed, batch_size)
+
+    def evaluations(self) -> Mapping[str, Evaluation]:
+        """The same held-out examples for every seed of training."""
+        return {
+            split: Evaluation(self._size, partial(fixed_example, self._draw, stream))
+            for stream, split in enumerate(("valid", "test"))
+        }
+
+    def baselines(self) -> Mapping[str, Mapping[str, float]]:
+        """No predictor's loss is in nats here; that of zero is `chance`."""
+        return {}
+
+    def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
+        """The normalised mean square error, and the share of examples whose own is below 0.05."""
+        return {"loss": loss, "nmse": loss, "solved": accuracy}
