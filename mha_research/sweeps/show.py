@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mha_research.analysis.claims import elementary
 from mha_research.analysis.manifest import Manifest
@@ -20,7 +20,9 @@ from mha_research.training.device import peak_flops
 def print_plan(manifest: Manifest, workdir: Path, only: Collection[str], workers: int) -> None:
     """Arms with their size and runs, in what they differ, and a rough time. Builds every model, which may raise."""
     console, found = Console(), sizes(manifest)
-    table = Table("arm", "overrides", "runs", "done", "parameters", "FLOPs/step", "steps", title=manifest.title)
+    overrides_column = Column("overrides", overflow="fold")  # a narrow terminal must not hide the values
+    header = ("arm", overrides_column, "runs", "done", "parameters", "FLOPs/step", "steps")
+    table = Table(*header, title=manifest.title)
     seconds = 0.0
     peak = peak_flops() / max(1, workers)
     for arm, overrides in manifest.arms.items():
@@ -28,7 +30,7 @@ def print_plan(manifest: Manifest, workdir: Path, only: Collection[str], workers
         if not only or arm in only:
             seconds += states.count("waiting") * found[arm].seconds(peak)
         size = found[arm]
-        what = ", ".join(f"{path}={value}" for path, value in overrides.items()) or "the base"
+        what = "\n".join(f"{path}={value}" for path, value in overrides.items()) or "the base"
         done = len(states) - states.count("waiting")
         numbers = (len(states), done, f"{size.parameters:,}", f"{size.flops_per_step:.3g}", size.steps)
         table.add_row(arm, what, *map(str, numbers))
