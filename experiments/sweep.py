@@ -20,6 +20,7 @@ stopped by Ctrl-C and SIGTERM, with every run saved.
 """
 
 import argparse
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -97,6 +98,8 @@ def _sweep(options: argparse.Namespace, overrides: dict[str, str]) -> int:
             if options.quick:
                 base, sweep = shrink(base, sweep)
             wanted = plan(title, options.config, base, sweep)
+            changes = [f"--config.{field}={value}" for field, value in overrides.items()]
+            wanted = dataclasses.replace(wanted, options=changes + ["--quick"] * options.quick)
         manifest = Manifest.read(workdir) if wanted is None or (workdir / FILE).exists() else wanted
         manifest = extend(manifest, wanted) if wanted else manifest
         only = [arm for arm in (options.only or "").split(",") if arm]

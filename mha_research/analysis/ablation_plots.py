@@ -136,7 +136,7 @@ def plot_curves(runs: Runs, metric: str) -> Figure:
 def plot_cost(runs: Runs, metric: str) -> Figure:
     """The metric at equal steps, equal time and equal FLOPs, so that an arm that is slower or larger shows it."""
     figure, axes = _figure(6.6, 3, sharey=True)
-    for ax, (label, scale) in zip(axes, {"step": _steps, "seconds of training": _seconds, "FLOPs": _flops}.items()):
+    for ax, (label, scale) in zip(axes, {"step": _steps, "seconds": _seconds, "FLOPs": _flops}.items()):
         _bands(ax, runs, {run.name: scale(run, run.curve(metric)) for run in runs.main()})
         ax.set(xlabel=label, ylabel=metric)
     _legend(axes[0], runs)
@@ -148,10 +148,13 @@ def _steps(_: Run, curve: pd.DataFrame) -> pd.DataFrame:
 
 
 def _seconds(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
+    """From the first logged step on: before it the update is compiled, which only the first run of its shapes waits
+    for."""
     clock = run.curve("time/seconds")
     if not len(clock) or not len(curve):
         return pd.DataFrame({"x": [], "value": []})
-    return pd.DataFrame({"x": np.interp(curve["step"], clock["step"], clock["value"]), "value": curve["value"]})
+    seconds = np.interp(curve["step"], clock["step"], clock["value"]) - clock["value"].iloc[0]
+    return pd.DataFrame({"x": seconds, "value": curve["value"]})
 
 
 def _flops(run: Run, curve: pd.DataFrame) -> pd.DataFrame:

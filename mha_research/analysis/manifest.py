@@ -63,7 +63,8 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A planned sweep. `later` are claims and seeds that were added or changed after `frozen` was fixed."""
+    """A planned sweep. `later` are claims and seeds that were added or changed after `frozen` was fixed; `options` are
+    those of the command line that changed the file's base: `--config.FIELD=VALUE`, `--quick`."""
 
     title: str
     config_file: str
@@ -72,11 +73,13 @@ class Manifest:
     frozen: Question
     runs: Sequence[PlannedRun]
     later: Question | None = None
+    options: Sequence[str] = ()
 
     def to_text(self) -> str:
         head = {
             "title": self.title,
             "config_file": self.config_file,
+            "options": list(self.options),
             "hash": self.frozen.hash,
             "frozen": self.frozen.to_json(),
             "later": self.later.to_json() if self.later else None,
@@ -104,6 +107,7 @@ class Manifest:
                 frozen,
                 runs,
                 Question.from_json(later) if later else None,
+                data["options"],
             )
             if data["hash"] != frozen.hash:
                 raise ManifestError(

@@ -11,13 +11,14 @@ _STYLE = """
   --card: #1e2428; --supported: #3ecf9a; --contradicted: #ff9a66; --inconclusive: #a4aeb7; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 62rem; color: var(--ink); background: var(--paper);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.5rem 0 .6rem; }
 h3 { font-size: 1rem; margin: 0; } p { margin: .4rem 0; } .soft, figcaption { color: var(--soft); }
 small, figcaption { font-size: .85rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; width: 100%; overflow-wrap: normal;
 } th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top;
   font-variant-numeric: tabular-nums; white-space: nowrap; } .text td, td:first-child { white-space: normal; }
+.text td { overflow-wrap: anywhere; } .text td:first-child { overflow-wrap: normal; }
 th { font-weight: 600; } th:first-child, td:first-child, .text td, .text th { text-align: left; }
 .claim { border: 1px solid var(--line); border-left: .35rem solid var(--inconclusive); background: var(--card);
   padding: .8rem 1rem; margin: .8rem 0; border-radius: .3rem; break-inside: avoid; }
@@ -29,11 +30,11 @@ block; } .figures { display: grid; grid-template-columns: repeat(auto-fit, minma
 1.5rem; } pre { background: var(--card); border: 1px solid var(--line); padding: .6rem .8rem; overflow-x: auto;
 font-size: .8rem; } details { margin: .6rem 0; } summary { cursor: pointer; }
 @media print { :root { --ink: #000; --soft: #444; --paper: #fff; --line: #bbb; --card: #fff; --supported: #00704d;
-  --contradicted: #b3400b; --inconclusive: #444; color-scheme: light; } body { max-width: none; padding: 0; font-size:
-  10pt; } .scroll { overflow: visible; break-inside: avoid; } table { font-size: .75rem; }
+  --contradicted: #b3400b; --inconclusive: #444; color-scheme: light; font-size: 10pt; }
+  body { max-width: none; padding: 0; } .scroll { overflow: visible; break-inside: avoid; } table { font-size: .75rem; }
   th, td { padding: .15rem .4rem; } pre { white-space: pre-wrap; } h2, h2 + p { break-after: avoid; }
-  .claim:has(.claim) { break-inside: auto; }
-  .figures { grid-template-columns: 1fr 1fr; } figure svg { max-height: 12cm; } }
+  .claim:has(.claim) { break-inside: auto; } .claim figure svg { max-width: 24rem; }
+  .figures { grid-template-columns: 1fr 1fr; } figure svg { max-height: 15cm; } }
 """
 
 

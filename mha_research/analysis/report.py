@@ -161,7 +161,8 @@ def _compared(runs: Runs, metric: str) -> str:
     ]
     rows = [
         (row.arm, row.seeds, number(row.mean), number(row.sd, 3), number(row.difference, 3),
-         f"[{number(row.low, 3)}, {number(row.high, 3)}]", number(row.p, 3), number(row.d_z, 3),
+         f"[{number(row.low, 3)}, {number(row.high, 3)}]" if math.isfinite(row.low) else "–", number(row.p, 3),
+         number(row.d_z, 3),
          number(row.correlation, 2), row.diverged, number(row.divergence_p, 3), row.lost)
         for row in compare(runs, metric, runs.arms[0]).itertuples()
     ]  # fmt: skip
@@ -183,7 +184,8 @@ def _figures(runs: Runs, metric: str) -> str:
         drawn.append(
             page.figure(
                 plots.svg(plots.plot_cost(runs, curve), f"cost and {metric}"),
-                f"{curve} at equal steps, equal time and equal FLOPs: mean and range over seeds.",
+                f"{curve} at equal steps, equal time and equal FLOPs: mean and range over seeds. Time is counted from "
+                "the first logged step, which leaves compiling out.",
             )
         )
     return f"<div class=figures>{''.join(drawn)}</div>"
@@ -277,16 +279,24 @@ def _provenance(runs: Runs) -> str:
 
 
 def _reproduce(runs: Runs, manifest: Manifest) -> str:
-    file = shlex.quote(manifest.config_file)
-    lines = [f"python -m experiments.sweep --config={file} --workdir=DIR", "python -m experiments.report --workdir=DIR"]
-    example = next((run for run in runs.main() if run.result and run.arm in manifest.arms), None)
-    if example is not None:
+    file = [f"--config={manifest.config_file}", *manifest.options]
+    lines = [_command("sweep", *file, "--workdir=DIR"), _command("report", "--workdir=DIR")]
+    planned = {(run.arm, run.seed): run.overrides for run in manifest.runs}
+    example = next((run for run in runs.main() if run.result and (run.arm, run.seed) in planned), None)
+    if example is not None and "--quick" not in manifest.options:
         tune = manifest.frozen.tune
-        settings = {**manifest.arms[example.arm], "seed": example.seed}
+        settings = {**planned[example.arm, example.seed]}
         settings |= {tune["field"]: example.config.get(tune["field"])} if tune else {}
-        changes = " ".join(shlex.quote(f"--config.{field}={value}") for field, value in settings.items())
-        lines += ["# one run of it", f"python -m experiments.train --config={file} {changes} --workdir=RUN"]
+        changes = [f"--config.{field}={value}" for field, value in settings.items()]
+        lines += [f"# one run of it, {example.name}", _command("train", *file, *changes, "--workdir=RUN")]
     return f"<pre>{escape(chr(10).join(lines))}</pre>"
+
+
+def _command(module: str, *options: str) -> str:
+    """A command for a shell, an option a line where one line would be long."""
+    words = [f"python -m experiments.{module}", *map(shlex.quote, options)]
+    one = " ".join(words)
+    return one if len(one) < 100 else " \\\n    ".join(words)
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:

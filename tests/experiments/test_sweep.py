@@ -9,6 +9,7 @@ import pytest
 
 from experiments import report, sweep
 from mha_research.analysis import compare, load_runs
+from mha_research.analysis.manifest import Manifest
 from mha_research.sweeps.plan import load_sweep, plan, run_config
 from mha_research.training import train
 from mha_research.training.files import exclusive
@@ -19,7 +20,7 @@ from tests.experiments.interrupting import SWEEP, kill_at_random, results, start
 def finished(tmp_path_factory):
     """A sweep that ran through, and what it printed."""
     workdir = tmp_path_factory.mktemp("sweep") / "whole"
-    process = start(workdir)
+    process = start(workdir, "--config.train.log_every=2")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
     return workdir, out
@@ -35,6 +36,7 @@ def test_plan_and_runs(finished):
     assert "expect inconclusive verdicts" in out
     assert len(results(workdir)) == 6
     assert "6 of 6 done" in out
+    assert Manifest.read(workdir).options == ["--config.train.log_every=2"]
     assert "finished 8 steps" in (workdir / "logs/h1/seed0.log").read_text()
     assert not (workdir / "failures").exists()
 
@@ -93,7 +95,9 @@ def test_two_sweeps_on_one_directory(finished, capsys):
 
 def test_dry_run_creates_nothing(tmp_path, capsys):
     assert sweep.main([f"--config={SWEEP}", f"--workdir={tmp_path / 'new'}", "--dry_run", "--only=h3"]) == 0
-    assert "3 runs to do" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "3 runs to do" in out
+    assert "=3 " in out  # the value of an override, which a narrow terminal must not cut off
     assert not (tmp_path / "new").exists()
 
 

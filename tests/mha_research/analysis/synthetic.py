@@ -60,7 +60,10 @@ def make_sweep(workdir: Path, seeds=range(5), claims=CLAIMS, tune=False, planned
         for seed in planned
         for arm in arms
     ]
-    manifest = Manifest("How many heads?", "configs/sweeps/x.py", base.to_dict(), overrides, question, runs)
+    options = ["--config.task.files=my *"]
+    manifest = Manifest(
+        "How many heads?", "configs/sweeps/x.py", base.to_dict(), overrides, question, runs, options=options
+    )
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / FILE).write_text(manifest.to_text())
     for run in runs:

@@ -59,8 +59,10 @@ def test_the_page_holds_what_it_must(page):
         "at the edge of the grid",
         "seeds would settle",
         "0123abc",
-        "python -m experiments.sweep --config=configs/sweeps/x.py",
-        "--config.model.attention.num_heads=1 --config.seed=0 --config.optimizer.learning_rate=0.004",
+        "python -m experiments.sweep --config=configs/sweeps/x.py &#x27;--config.task.files=my *&#x27; --workdir=DIR",
+        "# one run of it, h1/seed0",
+        "\\\n    --config.model.attention.num_heads=1 \\\n    --config.seed=0 "
+        "\\\n    --config.optimizer.learning_rate=0.004 \\\n",
         "prefers-color-scheme: dark",
         "@media print",
         "covers about 83 % at 5 seeds",
@@ -94,7 +96,7 @@ def test_figures_draw_the_data(workdir):
     assert [len(line.get_xdata()) for line in curves.axes[0].lines] == [6] * 4
     cost = plots.plot_cost(runs, "valid/nats_per_char")
     last = [line.get_xdata()[-1] for line in (ax.lines[3] for ax in cost.axes[:3])]
-    np.testing.assert_allclose(last, [60, 7, 60e9])
+    np.testing.assert_allclose(last, [60, 5, 60e9])  # 7 seconds, of which the first log row came after 2
     assert isinstance(plots.plot_tuning(runs), Figure)
     heads = plots.plot_heads(runs).axes[0]
     last = [run.curve("valid/nats_per_char")["value"] for run in runs.main() if run.arm == "h8"]
