@@ -57,7 +57,7 @@ class Retrieval:
                 f"got {slots}, {width}, {evaluation_size} and {items}"
             )
         self._draw, self._size = partial(retrieval_example, slots, items, width), evaluation_size
-        self.spec = RetrievalSpec("retrieval", items, items, slots, width)
+        self.spec: TaskSpec = RetrievalSpec("retrieval", items, items, slots, width)
         self.notes: tuple[str, ...] = (f"{slots} of {items} items of {width} numbers, {evaluation_size} held out",)
 
     def train_batches(self, seed: int, batch_size: int) -> grain.MapDataset:
