@@ -55,8 +55,8 @@ def dot_product_attention(
     if is_causal:
         masks.append(CausalMask())
     if local_window_size is not None:
-        pair = isinstance(local_window_size, tuple | list)
-        window = tuple(local_window_size) if pair else (local_window_size,) * 2
+        given = local_window_size
+        window = tuple(given) if isinstance(given, tuple | list) else (given, given)
         if len(window) != 2 or not all(isinstance(side, int | np.integer) for side in window):
             raise TypeError(f"local_window_size is {local_window_size!r}; expected (left, right) or one integer")
         masks.append(WindowMask(*window))

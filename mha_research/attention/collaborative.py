@@ -31,7 +31,7 @@ class CollaborativeAttention(MultiHeadAttention):
         value_head_dim: int | None = None,
         **choices: Any,
     ):
-        sizes = {"in_features": in_features, "num_heads": num_heads, "value_head_dim": value_head_dim}
+        sizes: dict[str, Any] = {"in_features": in_features, "num_heads": num_heads, "value_head_dim": value_head_dim}
         check_integers("CollaborativeAttention", **sizes, shared_dim=shared_dim)
         shared_dim = in_features if shared_dim is None else shared_dim
         if shared_dim < num_heads:

@@ -65,10 +65,10 @@ class DropHead:
         if step is None:
             raise ValueError(f"DropHead: schedule {self.schedule!r} needs step, got None")
         assert self.steps is not None
-        step = as_array("DropHead: step", step)
-        if step.shape != () or not jnp.issubdtype(step.dtype, jnp.number):
-            raise TypeError(f"DropHead: step must be a number, got shape {step.shape} and dtype {step.dtype}")
-        done = jnp.clip(jnp.asarray(step, jnp.float32) / self.steps, 0.0, 1.0)
+        now = as_array("DropHead: step", step)
+        if now.shape != () or not jnp.issubdtype(now.dtype, jnp.number):
+            raise TypeError(f"DropHead: step must be a number, got shape {now.shape} and dtype {now.dtype}")
+        done = jnp.clip(jnp.asarray(now, jnp.float32) / self.steps, 0.0, 1.0)
         if self.schedule == "linear":
             start = 0.0 if self.start_rate is None else self.start_rate
             return start + (self.rate - start) * done

@@ -117,8 +117,9 @@ class MultiHeadAttention(nnx.Module):
         )  # fmt: skip
         check_kinds(name, Position, optional=True, position=position)
         check_kinds(name, DropHead, optional=True, drop_head=drop_head)
-        starts = {"query_init": query_init, "key_init": key_init, "value_init": value_init, "output_init": output_init}
-        check_kinds(name, Callable, **starts)
+        check_kinds(
+            name, Callable, query_init=query_init, key_init=key_init, value_init=value_init, output_init=output_init
+        )
         check_kinds(name, Callable, optional=True, joint_init=joint_init)
         check_rngs(name, rngs)
         if softcap is not None:

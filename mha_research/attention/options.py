@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ class HeadOptions:
     step: int | jax.Array | None = None
 
 
-def check_sizes(where: str, dropout_rate: float, *, in_features: int, num_heads: int, **sizes: int | None) -> None:
+def check_sizes(where: str, dropout_rate: float, *, in_features: int, num_heads: int, **sizes: Any) -> None:
     """Raises ValueError or TypeError where the sizes of a `MultiHeadAttention` or the rate do not fit."""
     check_integers(where, in_features=in_features, num_heads=num_heads, **sizes)
     for name, size in (("in_features", in_features), ("num_heads", num_heads)):

@@ -40,7 +40,8 @@ def from_linen(parameters: Mapping[str, Arrays], **choices: Any) -> MultiHeadAtt
     norms = {"query_ln", "key_ln"}
     normalised = norms if norms & set(parameters) else set()
     _check_names(set(parameters), parts | normalised, "from_linen")
-    check_kinds("from_linen", Mapping, **parameters)
+    linears_and_norms: dict[str, Any] = dict(parameters)
+    check_kinds("from_linen", Mapping, **linears_and_norms)
     for name in normalised:
         _check_names(set(parameters[name]), {"scale"}, f"from_linen: {name}")
     linears = {

@@ -49,6 +49,7 @@ class Retrieval:
 
     chance = 1.0
     ceiling: float | None = 0.0
+    fingerprint = ""
 
     def __init__(self, slots: int = 4, items: int = 16, width: int = 8, evaluation_size: int = 256) -> None:
         if min(slots, width, evaluation_size) < 1 or slots > items:
