@@ -139,6 +139,5 @@ def kept(dropout: mk.Dropout, shape: tuple[int, int, int, int], origin: mk.Origi
     b, h, queries, keys = shape
     values = np.broadcast_to(np.eye(keys, dtype=np.float32)[None, :, None], (b, keys, h, keys))
     zeros = (np.zeros((b, length, h, 1), np.float32) for length in (queries, keys))
-    options = {"dropout": dropout, "origin": origin, "implementation": implementation}
-    output = jax.jit(lambda *x: mk.attention(*x, **options))(*zeros, values)
+    output = mk.attention(*zeros, values, dropout=dropout, origin=origin, implementation=implementation)
     return np.asarray(output.swapaxes(1, 2) > 0) / (1 - dropout.rate)

@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import mha_kernels as mk
+from mha_kernels.pallas_tpu import PallasTPU
 from tests.mha_kernels.problems import kept
 
 SHAPE = (2, 3, 11, 13)
@@ -18,10 +21,15 @@ def decisions(rate: float, seed: int, shape: Any = SHAPE, origin: Any = HERE, im
     return kept(mk.Dropout(rate, jax.random.key(seed)), shape, origin, implementation) > 0
 
 
-@pytest.mark.parametrize("tiles", [(1, 13), (4, 5), (11, 2)])
-def test_every_tile_size_drops_the_same_entries(tiles: tuple[int, int]) -> None:
-    found = decisions(0.4, 0, implementation=mk.Blockwise(*tiles))
-    np.testing.assert_array_equal(found, decisions(0.4, 0))
+TILED = [*(mk.Blockwise(*tiles) for tiles in ((1, 13), (4, 5), (11, 2))), PallasTPU(128, 128, interpret=True)]
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**31 - 1), origin=st.builds(mk.Origin, *[st.integers(0, 2**20)] * 4))
+def test_every_implementation_and_tile_size_drops_the_same_entries(seed: int, origin: mk.Origin) -> None:
+    expected = decisions(0.4, seed, origin=origin)
+    for implementation in TILED:
+        np.testing.assert_array_equal(decisions(0.4, seed, SHAPE, origin, implementation), expected)
 
 
 def test_a_part_drops_what_the_whole_does() -> None:
