@@ -28,6 +28,21 @@ def loop(first: Any, last: Any, body: Callable[[Any, Any], Any], carry: Any) -> 
     return lax.fori_loop(jnp.int32(first), jnp.int32(last), body, carry)
 
 
+WRITTEN_OUT = 8
+
+
+def one_by_one(count: int, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+    """body(n, carry) for each n < count: written out where they are few, else a loop.
+
+    XLA optimises what is written out best, but takes minutes to compile it for a hundred programs.
+    """
+    if count > WRITTEN_OUT:
+        return loop(0, count, body, carry)
+    for n in range(count):
+        carry = body(n, carry)
+    return carry
+
+
 def _starts(*indices: Any) -> tuple[jax.Array, ...]:
     return tuple(jnp.asarray(index, jnp.int32) for index in indices)
 
@@ -78,11 +93,14 @@ class Programs(NamedTuple):
         """Adds tiles (P, T, ...) at (key/value head, row) of an array (B G, L, ...): heads of a group are summed."""
         if self.grid.heads == self.grid.groups:
             return _store(array, tiles.astype(array.dtype), self.members, self.start, row)
-        for program, place in enumerate(self.shared()):
-            where = _starts(place, row, *(0 for _ in array.shape[2:]))
+        places = self.shared()
+
+        def add(n: Any, array: jax.Array) -> jax.Array:
+            where = _starts(places[n], row, *(0 for _ in array.shape[2:]))
             old = lax.dynamic_slice(array, where, (1, *tiles.shape[1:]))
-            array = lax.dynamic_update_slice(array, old + tiles[program : program + 1], where)
-        return array
+            return lax.dynamic_update_slice(array, old + lax.dynamic_slice_in_dim(tiles, n, 1), where)
+
+        return one_by_one(len(places), add, array)
 
 
 def _take(array: jax.Array, index: jax.Array) -> jax.Array:
@@ -95,9 +113,11 @@ def _store(array: jax.Array, new: jax.Array, index: jax.Array, start: Any, row: 
     tail = (0,) * (array.ndim - 2)
     if start is not None:
         return lax.dynamic_update_slice(array, new, _starts(start, row, *tail))
-    for program, place in enumerate(index):
-        array = lax.dynamic_update_slice(array, new[program : program + 1], _starts(place, row, *tail))
-    return array
+
+    def put(n: Any, array: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice(array, lax.dynamic_slice_in_dim(new, n, 1), _starts(index[n], row, *tail))
+
+    return one_by_one(len(index), put, array)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,30 +177,39 @@ class Grid(Sizes):
             first = programs.start // self.heads if rows > 1 else 0
             piece = lax.dynamic_slice(leaf, _starts(first, 0, *self._tail(sizes, i, j)), sizes)
             return jnp.broadcast_to(piece, (examples, self.heads, *sizes[2:])).reshape(-1, *sizes[2:])
-        starts, sizes = self._place(leaf, programs, i, j)
-        pieces = [lax.dynamic_slice(leaf, start, sizes).reshape(1, *sizes[2:]) for start in starts]
-        return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)
+        count, start, sizes = self._place(leaf, programs, i, j)
+        if count > WRITTEN_OUT:
+            pieces = jax.vmap(lambda n: lax.dynamic_slice(leaf, start(n), sizes))(jnp.arange(count, dtype=jnp.int32))
+            return pieces.reshape(count, *sizes[2:])
+        written = [lax.dynamic_slice(leaf, start(n), sizes).reshape(1, *sizes[2:]) for n in range(count)]
+        return written[0] if count == 1 else jnp.concatenate(written)
 
     def add_part(self, leaf: jax.Array, new: jax.Array, programs: Programs, i: Any, j: Any) -> jax.Array:
         """Adds the gradient of `part` to that of the whole leaf."""
-        starts, sizes = self._place(leaf, programs, i, j)
-        for program, start in enumerate(starts):
-            piece = new[program : program + 1].reshape(sizes).astype(leaf.dtype)
-            leaf = lax.dynamic_update_slice(leaf, lax.dynamic_slice(leaf, start, sizes) + piece, start)
-        return leaf
+        count, start, sizes = self._place(leaf, programs, i, j)
 
-    def _place(self, leaf: jax.Array, programs: Programs, i: Any, j: Any) -> tuple[list, tuple[int, ...]]:
-        """Where tile (i, j) of each program lies in an aligned leaf; one place where all programs share it."""
+        def add(n: Any, leaf: jax.Array) -> jax.Array:
+            piece = lax.dynamic_slice_in_dim(new, n, 1).reshape(sizes).astype(leaf.dtype)
+            return lax.dynamic_update_slice(leaf, lax.dynamic_slice(leaf, start(n), sizes) + piece, start(n))
+
+        return one_by_one(count, add, leaf)
+
+    def _place(
+        self, leaf: jax.Array, programs: Programs, i: Any, j: Any
+    ) -> tuple[int, Callable[[Any], tuple[jax.Array, ...]], tuple[int, ...]]:
+        """How many programs read places of their own in an aligned leaf (one where all share it), where tile (i, j) of
+        the n-th starts, and its sizes.
+        """
         rows, heads = leaf.shape[:2]
         sizes = (1, 1, *self._sizes(leaf))
         tail = self._tail(sizes, i, j)
         if rows == heads == 1:
-            return [_starts(0, 0, *tail)], sizes
+            return 1, lambda n: _starts(0, 0, *tail), sizes
         row, head = (
             programs.batch() * rows // self.batch,
             programs.head() if heads > 1 else jnp.zeros_like(programs.members),
         )
-        return [_starts(row[p], head[p], *tail) for p in range(self.programs)], sizes
+        return self.programs, lambda n: _starts(row[n], head[n], *tail), sizes
 
     def _sizes(self, leaf: jax.Array) -> tuple[int, ...]:
         """Of a tile of the leaf: all axes but the first two."""

@@ -72,6 +72,22 @@ def test_hessian_vector_products_hold_no_map_either() -> None:
     assert program.memory_analysis().temp_size_in_bytes < length * length
 
 
+def test_a_program_does_not_grow_with_the_number_of_heads_and_examples() -> None:
+    """Where each of a hundred was written out, XLA took minutes to compile gates, groups or gradients of a bias."""
+
+    def length_of_text(batch: int) -> int:
+        shapes = {"query": (batch, 3, 4, E), "key": (batch, 3, 2, E), "slopes": (4,), "gate": (batch, 4)}
+
+        def loss(x: dict[str, Any]) -> Any:
+            options = {"bias": mk.AlibiBias(x["slopes"]), "head_gate": x["gate"], "implementation": mk.Blockwise()}
+            return mk.attention(x["query"], x["key"], x["key"], **options).sum()
+
+        arrays = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+        return len(jax.jit(jax.grad(loss)).lower(arrays).as_text())
+
+    assert length_of_text(60) < 1.02 * length_of_text(6)
+
+
 def test_the_gram_of_many_heads_holds_no_map() -> None:
     """At L = 8192 and 8 heads the maps would take 2 GiB."""
     length, heads = 8192, 8
