@@ -45,7 +45,7 @@ def test_the_backward_pass_drops_what_the_forward_pass_did() -> None:
     query, key = jnp.zeros((b, queries, h, 1)), jnp.zeros((b, keys, h, 1))
     dropout = mk.Dropout(0.4, jax.random.key(0))
     options: dict[str, Any] = {"dropout": dropout, "implementation": mk.Blockwise(4, 5)}
-    gradient = jax.grad(lambda value: mk.attention(query, key, value, **options).sum())(key)
+    gradient = jax.jit(jax.grad(lambda value: mk.attention(query, key, value, **options).sum()))(key)
     np.testing.assert_allclose(gradient[..., 0].swapaxes(1, 2), keep.sum(2) / 0.6 / keys, rtol=1e-5)
 
 

@@ -1,5 +1,6 @@
 """Talking heads, sigmoid and Shaw attention against float64 NumPy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,8 +67,9 @@ def test_dense_variants_decode_gate_and_refuse_kernels(kind, choices):
     m, x = build(D, H, 2, kind=kind, **choices), normal(1, B, L, D)
     gate = jnp.array([1.0, 0.0, 2.0, 1.0])
     full = run(m, x, mask=CausalMask(), head_gate=gate)
-    first, cache = m.decode(x[:, :3], m.init_cache(B, L), head_gate=gate)
-    second, _ = m.decode(x[:, 3:], cache, head_gate=gate)
+    decode = jax.jit(m.decode)
+    first, cache = decode(x[:, :3], m.init_cache(B, L), head_gate=gate)
+    second, _ = decode(x[:, 3:], cache, head_gate=gate)
     close(jnp.concatenate([first, second], 1), full, 1e-5)
     with pytest.raises(ValueError, match=r"dense, O\(Q K\).*'blockwise'"):
         kind(D, H, implementation="blockwise", rngs=nnx.Rngs(0), **choices)(x)

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from mha_research import DropHead, HeadImportance, MultiHeadAttention, update_importance
+from tests.mha_research.attention.helpers import normal, run
 
 KEY = jax.random.key(0)
 
@@ -78,11 +79,11 @@ def test_running_importance_is_the_mean_of_gate_times_gradient_over_kept_example
 
 
 def test_a_module_drops_heads_in_training_alone_and_its_importance_is_state_of_its_own():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 3, 8)), jnp.float32)
+    x = normal(0, 64, 3, 8)
     m = MultiHeadAttention(8, 2, drop_head=DropHead(0.5, importance_power=1.0), rngs=nnx.Rngs(0))
     m.head_importance[...] = jnp.array([1.0, 0.0])
-    trained = jax.jit(lambda x, k: m(x, deterministic=False, rngs=k))(x, KEY)
-    both, second = m(x), m(x, head_gate=jnp.array([0.0, 2.0]))
+    trained = run(m, x, deterministic=False, rngs=KEY)
+    both, second = run(m, x), run(m, x, head_gate=jnp.array([0.0, 2.0]))
     is_second = np.isclose(trained, second, atol=1e-5).all((1, 2))
     is_both = np.isclose(trained, both, atol=1e-5).all((1, 2))
     # Mean rate 0.5, all of the weight on head 0: it is always dropped, head 1 never.

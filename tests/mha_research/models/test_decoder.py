@@ -192,13 +192,18 @@ def test_flops_are_near_what_xla_counts(options: dict[str, Any]) -> None:
 def test_attention_weights_are_those_that_the_model_uses(norm_placement: str, tokens: jax.Array) -> None:
     """Rebuilds the output of a layer from its weights: values and output projection are linear in them."""
     model = make(Rotary(), num_layers=2, norm_placement=norm_placement)
-    weights = model.attention_weights(tokens)
+
+    @jax.jit
+    def looked_at(tokens: jax.Array) -> Any:
+        weights, block = model.attention_weights(tokens), model.blocks[0]
+        x = model.embed(tokens)
+        inputs = block.attention_norm(x) if norm_placement == "pre" else x
+        heads = jnp.einsum("bhij,bjhe->bihe", weights[0], block.attention.value(inputs))
+        return weights, block.attention.output(heads), block.attention(inputs, mask=CausalMask())
+
+    weights, rebuilt, output = looked_at(tokens)
     assert [layer.shape for layer in weights] == [(2, 3, LENGTH, LENGTH)] * 2
-    x = model.embed(tokens)
-    block = model.blocks[0]
-    inputs = block.attention_norm(x) if norm_placement == "pre" else x
-    heads = jnp.einsum("bhij,bjhe->bihe", weights[0], block.attention.value(inputs))
-    np.testing.assert_allclose(block.attention.output(heads), block.attention(inputs, mask=CausalMask()), atol=1e-6)
+    np.testing.assert_allclose(rebuilt, output, atol=1e-6)
     for layer in weights:
         np.testing.assert_allclose(layer.sum(-1), 1, atol=1e-6)
         np.testing.assert_array_equal(np.triu(layer, 1), 0)
