@@ -1,5 +1,6 @@
 """vmap of the drivers of the kernels against a loop."""
 
+import functools
 from typing import Any
 
 import jax
@@ -17,16 +18,7 @@ def test_vmap_over_every_argument_at_once_and_of_the_gradient(driver: Any, dtype
     """A folded axis visits the same tiles in the same order: what differs is how XLA sums outside the kernel."""
     x = transforms.inputs()
     x |= {name: x[name].astype(dtype) for name in ("query", "key", "value")}
-
-    def both(x: dict[str, Any]) -> Any:
-        real, others = transforms.split(x)
-
-        def loss(real: Any) -> Any:
-            output, rows = transforms.attend(driver, real | others)
-            return (output.astype(jnp.float32) ** 2).sum() + (rows**2).sum(), (output, rows)
-
-        return jax.grad(loss, has_aux=True)(real)
-
+    both = functools.partial(transforms.gradient_and_results, driver)
     one = jax.jit(both)
     parts = [one(jax.tree.map(lambda leaf: leaf[n], x)) for n in range(transforms.N)]  # noqa: B023
     found = jax.jit(jax.vmap(both))(x)
