@@ -20,14 +20,20 @@ typed_implementations = pytest.mark.parametrize(
 )
 
 
+def both(function: Any, *arrays: Any) -> Any:
+    """What `function` gives as one compiled program, which must be the same bits as when it is called without."""
+    found = jax.jit(function)(*arrays)
+    jax.tree.map(np.testing.assert_array_equal, function(*arrays), found)
+    return found
+
+
 def even(values: Any, queries: int, dtype: Any = jnp.float32, heads: int = 1, **options: Any) -> np.ndarray:
     """Output (Q, H) of zero scores, one example, values (K,) or (K, G): means that one can check by hand."""
     values = np.asarray(values, dtype)
     values = values.reshape(1, len(values), -1, 1)
     arrays = np.zeros((1, queries, heads, 1), dtype), np.zeros_like(values), values
-    output = jax.jit(lambda *x: mk.attention(*x, **options))(*arrays)
+    output = both(lambda *x: mk.attention(*x, **options), *arrays)
     assert output.dtype == dtype
-    np.testing.assert_array_equal(mk.attention(*arrays, **options), output)
     return np.asarray(output, np.float64)[0, :, :, 0]
 
 
@@ -83,8 +89,7 @@ def test_the_rank_of_a_mask_does_not_matter_beside_padding(implementation: Any) 
     expected = np.array([1, 1.5, 7 / 3, 7 / 3])
     for shape in ((4, 4), (1, 1, 4, 4), (2, 1, 4, 4), (2, 2, 4, 4)):
         mask = mk.DenseMask(np.broadcast_to(causal, shape)) & padding
-        options = {"mask": mask, "implementation": implementation}
-        output = jax.jit(lambda *x: mk.attention(*x, **options))(zeros, zeros, value)  # noqa: B023
+        output = both(lambda *x: mk.attention(*x, mask=mask, implementation=implementation), zeros, zeros, value)  # noqa: B023
         np.testing.assert_allclose(output[..., 0], np.broadcast_to(expected[None, :, None], (2, 4, 2)), rtol=1e-6)
     row = [1 / 3, 1 / 3, 1 / 3, 0]
     weights = jax.jit(lambda *x: mk.attention_weights(*x, mask=mask))(zeros, zeros)
@@ -115,18 +120,20 @@ def test_two_masks_of_finite_minimums_do_not_overflow(implementation: Any, dtype
     booleans = mk.CausalMask() & mk.KeyPaddingMask(jnp.asarray(keep[None]))
     key = jnp.ones_like(value)
 
+    def context(query: Any, value: Any) -> Any:
+        bias = mk.DenseBias(planes[0]) + mk.DenseBias(planes[1])
+        return mk.attention(query, key, value, bias=bias, implementation=implementation)
+
     @jax.jit
     def run(query: Any) -> Any:
-        def context(query: Any, value: Any) -> Any:
-            bias = mk.DenseBias(planes[0]) + mk.DenseBias(planes[1])
-            return mk.attention(query, key, value, bias=bias, implementation=implementation)
-
         output, pull_back = jax.vjp(context, query, value)
         masked = mk.attention(query, key, value, mask=booleans, implementation=implementation)
         return output, pull_back(output), masked
 
     for score in (0, -20):
-        output, gradients, masked = run(jnp.full_like(value, score))
+        query = jnp.full_like(value, score)
+        output, gradients, masked = run(query)
+        np.testing.assert_array_equal(context(query, value), output)
         np.testing.assert_array_equal(np.asarray(output, np.float32)[0, 3:, 0, 0], [1, 2])
         np.testing.assert_array_equal(np.asarray(masked, np.float32)[0, :, 0, 0], [0, 0, 0, 1, 2])
         assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in (output, *gradients))
@@ -149,18 +156,18 @@ def test_causality_depends_on_no_other_option(implementation: Any, name: str) ->
     mask: mk.Mask = mk.CausalMask()
     if options.pop("padding", False):
         mask = mask & mk.KeyPaddingMask(jnp.array([[True, True, False, True]]))
-    query, key, value = (jnp.asarray(normal(n, 1, 4, 2, 4), jnp.float32) for n in range(3))
+    arrays = [normal(n, 1, 4, 2, 4).astype(np.float32) for n in range(3)]
+    shift = np.float32([0, 0, 0, 100]).reshape(1, 4, 1, 1)
 
-    @jax.jit
-    def run(shift: Any) -> Any:
-        moved = (x.at[:, 3].add(shift) for x in (query, key, value))
-        return mk.attention_with_statistics(*moved, mask=mask, implementation=implementation, **options)
+    def run(*arrays: Any) -> Any:
+        return mk.attention_with_statistics(*arrays, mask=mask, implementation=implementation, **options)
 
-    (before, rows), (after, moved_rows) = run(0.0), run(100.0)
-    np.testing.assert_array_equal(before[:, :3], after[:, :3])
-    assert np.abs(before[:, 3] - after[:, 3]).max() > 1
-    for row, moved in zip(jax.tree.leaves(rows), jax.tree.leaves(moved_rows)):
-        np.testing.assert_array_equal(row[..., :3], moved[..., :3])
+    for either in (jax.jit(run), run):
+        (before, rows), (after, moved_rows) = either(*arrays), either(*(x + shift for x in arrays))
+        np.testing.assert_array_equal(before[:, :3], after[:, :3])
+        assert np.abs(before[:, 3] - after[:, 3]).max() > 1
+        for row, moved in zip(jax.tree.leaves(rows), jax.tree.leaves(moved_rows)):
+            np.testing.assert_array_equal(row[..., :3], moved[..., :3])
 
 
 def test_causal_weights() -> None:
@@ -172,7 +179,6 @@ def test_causal_weights() -> None:
 def test_decoding_sees_all_tokens_so_far(implementation: Any, causal: bool) -> None:
     """flax #5591: in a cache of capacity 6 the position comes from the cache, so causal or not is the same."""
 
-    @jax.jit
     def step(t: Any) -> Any:
         used = mk.KeyPaddingMask(jnp.arange(6)[None] <= t)
         mask = mk.CausalMask() & used if causal else used
@@ -181,7 +187,9 @@ def test_decoding_sees_all_tokens_so_far(implementation: Any, causal: bool) -> N
         query = jnp.zeros((1, 1, 1, 1))
         return mk.attention(query, cache, cache, mask=mask, origin=origin, implementation=implementation)
 
-    np.testing.assert_allclose([step(t)[0, 0, 0, 0] for t in range(6)], [0, 0.5, 1, 1.5, 2, 2.5], rtol=1e-6)
+    for either in (jax.jit(step), step):
+        found = [either(t)[0, 0, 0, 0] for t in range(6)]
+        np.testing.assert_allclose(found, [0, 0.5, 1, 1.5, 2, 2.5], rtol=1e-6)
 
 
 @implementations
@@ -203,41 +211,12 @@ def test_alibi_measures_from_the_position_in_the_cache(implementation: Any) -> N
     values = jnp.broadcast_to(jnp.arange(4.0).reshape(1, 4, 1, 1), (1, 4, 2, 1))
     bias = mk.AlibiBias(mk.alibi_slopes(2))
 
-    def run(queries: int, origin: Any) -> Any:
+    def run(queries: int, t: Any) -> Any:
         query = jnp.zeros((1, queries, 2, 1))
-        options = {"mask": mk.CausalMask(), "bias": bias, "origin": origin, "implementation": implementation}
-        return mk.attention(query, jnp.zeros_like(values), values, **options)[0, :, :, 0]
+        options = {"mask": mk.CausalMask(), "bias": bias, "implementation": implementation}
+        return mk.attention(query, jnp.zeros_like(values), values, origin=mk.Origin(query=t), **options)[0, :, :, 0]
 
-    step, whole = jax.jit(lambda t: run(1, mk.Origin(query=t))), jax.jit(lambda: run(4, mk.Origin()))
-    steps = np.concatenate([step(t) for t in range(4)])
-    np.testing.assert_allclose(steps[3], [1.5780387, 1.5048828], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(steps, whole(), rtol=0, atol=1e-6)
-
-
-@implementations
-def test_cases_outside_of_jit_where_positions_are_known(implementation: Any) -> None:
-    """S03, S05, S07, S10, S14 and S20 once more: what is concrete may not be decided otherwise than what is traced."""
-
-    def run(values: Any, queries: int, heads: int = 1, dtype: Any = jnp.float32, **options: Any) -> Any:
-        value = jnp.broadcast_to(jnp.asarray(values, dtype).reshape(1, -1, 1, 1), (1, len(values), heads, 1))
-        query = jnp.zeros((1, queries, heads, 1), dtype)
-        options = {"implementation": implementation, "statistics": (), **options}
-        output, rows = mk.attention_with_statistics(query, jnp.zeros_like(value), value, **options)
-        return np.asarray(output, np.float32)[0, :, :, 0], rows
-
-    padding = mk.KeyPaddingMask(jnp.array([[True, True, True, False]]))
-    third, rows = run([1, 2, 4, 1000], 4, mask=mk.CausalMask() & padding, statistics="entropy")
-    np.testing.assert_allclose(third[:, 0], [1, 1.5, 7 / 3, 7 / 3], rtol=1e-6)
-    np.testing.assert_allclose(rows.entropy[0, 0], [0, np.log(2), np.log(3), np.log(3)], rtol=1e-6)
-    fifth, _ = run([9, 9, 9, 1, 3], 5, mask=mk.CausalMask() & mk.KeyPaddingMask(np.arange(5)[None] > 2))
-    np.testing.assert_array_equal(fifth[:, 0], [0, 0, 0, 1, 2])
-    used, place = mk.KeyPaddingMask(np.arange(6)[None] <= 3), mk.Origin(query=3)
-    for mask in (used, used & mk.CausalMask()):
-        seventh, _ = run(range(6), 1, mask=mask, origin=place)
-        np.testing.assert_allclose(seventh, [[1.5]], rtol=1e-6)
-    bias = mk.AlibiBias(mk.alibi_slopes(2))
-    tenth, _ = run(range(4), 1, heads=2, mask=mk.CausalMask(), bias=bias, origin=place)
-    np.testing.assert_allclose(tenth, [[1.5780387, 1.5048828]], rtol=0, atol=1e-6)
-    keep = np.array([[True, True, False], [False] * 3])
-    fourteenth, _ = run([1, 2, 3], 2, dtype=jnp.bfloat16, mask=keep)
-    np.testing.assert_array_equal(fourteenth[:, 0], [1.5, 0])
+    for either in (jax.jit(run, static_argnums=0), run):
+        steps = np.concatenate([either(1, t) for t in range(4)])
+        np.testing.assert_allclose(steps[3], [1.5780387, 1.5048828], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(steps, either(4, 0), rtol=0, atol=1e-6)

@@ -10,7 +10,7 @@ import pytest
 import mha_kernels as mk
 from tests.mha_kernels import oracle
 from tests.mha_kernels.problems import normal
-from tests.mha_kernels.test_cases import even, implementations, typed_implementations
+from tests.mha_kernels.test_cases import both, even, implementations, typed_implementations
 
 
 @implementations
@@ -32,11 +32,15 @@ def test_masks_hold_in_every_type(implementation: Any, dtype: Any) -> None:
     value = jnp.array([1, 2, 3], dtype).reshape(1, 3, 1, 1)
     key = jnp.array([50, -50, 50], dtype).reshape(1, 3, 1, 1)
     keep = jnp.array([[True, True, False], [True, True, False], [False, False, False]])
-    run = jax.jit(lambda query: mk.attention(query, key, value, mask=keep, implementation=implementation))
-    output, large = run(jnp.zeros_like(value)), run(jnp.ones_like(value))
-    assert output.dtype == dtype
-    np.testing.assert_array_equal(np.asarray(output, np.float32)[0, :, 0, 0], [1.5, 1.5, 0])
-    np.testing.assert_array_equal(np.asarray(large, np.float32)[0, :, 0, 0], [1, 1, 0])
+
+    def run(query: Any) -> Any:
+        return mk.attention(query, key, value, mask=keep, implementation=implementation)
+
+    for either in (jax.jit(run), run):
+        output, large = either(jnp.zeros_like(value)), either(jnp.ones_like(value))
+        assert output.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(output, np.float32)[0, :, 0, 0], [1.5, 1.5, 0])
+        np.testing.assert_array_equal(np.asarray(large, np.float32)[0, :, 0, 0], [1, 1, 0])
 
 
 @implementations
@@ -75,8 +79,8 @@ def test_grouped_heads_equal_repeated_heads(implementation: Any) -> None:
 def test_the_layout_is_batch_length_heads_width(implementation: Any) -> None:
     """jax #35916: arrays in another layout gave plausible numbers."""
     arrays = [normal(seed, 1, 32, 4, 64) for seed in (42, 1, 2)]
-    run = jax.jit(lambda *x: mk.attention(*x, implementation=implementation))
-    output = np.asarray(run(*map(jnp.float32, arrays)), np.float64).ravel()
+    found = both(lambda *x: mk.attention(*x, implementation=implementation), *map(jnp.float32, arrays))
+    output = np.asarray(found, np.float64).ravel()
     expected = oracle.attend(*arrays).output.ravel()
     assert output @ expected / np.linalg.norm(output) / np.linalg.norm(expected) > 0.99999
     swapped = [jnp.float32(array.swapaxes(1, 2)) for array in arrays]
@@ -152,7 +156,7 @@ def test_entropy_counts_allowed_keys_only(implementation: Any, dtype: Any) -> No
 
     logits = jnp.where(keep, 0.0, -jnp.inf)
     options = {"mask": jnp.asarray(keep), "implementation": implementation, "statistics": "entropy"}
-    _, statistics = jax.jit(lambda *x: mk.attention_with_statistics(*x, **options))(*zeros, zeros[1])
+    _, statistics = both(lambda *x: mk.attention_with_statistics(*x, **options), *zeros, zeros[1])
     entropy = np.asarray(statistics.entropy)[0, 0]
     np.testing.assert_allclose(entropy, [0, 0.6931472, 1.0986123, 1.3862944, 0], rtol=1e-6)
     assert entropy.sum() / 4 == pytest.approx(0.7945135, rel=1e-6)
