@@ -5,6 +5,11 @@
 The bars are 1.855 bits per character on the validation text and 1.943 on the test text: the growth of the compressed
 training text when the held-out text is put after it. Every character is scored with at least 128 characters before it
 (`task.context`), but those at the very beginning. Validation twice, the test set at the end.
+
+Yes for the years 1990 to 2009, no for those from 2010: 1.802 bits on the validation text and 2.010 on the test text,
+after 59 minutes on two shared cores, evaluation included (5000 tokens/s, 1.2 GB). The loss rises document by document
+with the distance from the training text, which ends in 1989: bz2 adapts to modern language while it reads it, and this
+model does not.
 """
 
 from ml_collections import ConfigDict

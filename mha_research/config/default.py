@@ -27,6 +27,9 @@ TASK = Choice(
             "test_lengths": optional_sequence(
                 int, "further window lengths at which the test text is scored: test/...@N"
             ),
+            "recency": optional(
+                float, "how often the end of the training text is drawn, times the average (1)", bounds="(0, inf)"
+            ),
         },
         "induction": {
             "length": _LENGTH,

@@ -81,8 +81,10 @@ def _evaluation_window(stream: Stream, length: int, context: int, index: int) ->
     return window | {"document": document.astype(np.int32)}
 
 
-def _training_window(stream: Stream, length: int, _: int, rng: np.random.Generator) -> Example:
-    return stream.window(int(rng.integers(max(1, len(stream.tokens) - length))), length)
+def _training_window(stream: Stream, length: int, recency: float, _: int, rng: np.random.Generator) -> Example:
+    starts = max(1, len(stream.tokens) - length)
+    start = rng.integers(starts) if recency == 1 else starts * rng.random() ** (1 / recency)
+    return stream.window(int(start), length)
 
 
 class CharLM:
@@ -93,7 +95,9 @@ class CharLM:
     Args: `length` L tokens of a window; `files` and the three after it as in `corpus.user_files`; `context` leading
     tokens of an evaluation window whose targets are counted in the window before, so that no counted character has a
     shorter past (but those of the first window); `segments` False lets tokens see the document before theirs in a
-    window; `test_lengths` further window lengths for the test text.
+    window; `test_lengths` further window lengths for the test text; `recency` r draws training windows with density
+    r (x / n)^(r - 1) at character x of n: uniformly with 1, and the end of the text r times as often as its average,
+    for text that is held out by time.
     """
 
     ceiling: float | None = None
@@ -108,7 +112,10 @@ class CharLM:
         context: int = 0,
         segments: bool = True,
         test_lengths: tuple[int, ...] = (),
+        recency: float = 1.0,
     ) -> None:
+        if not 0 < recency < math.inf:
+            raise ValueError(f"task.recency must be positive and finite, got {recency}")
         lengths = (length, *test_lengths)
         if min(lengths) < 1 or not 0 <= context < min(lengths):
             raise ValueError(f"task.context must be in [0, task.length), got {context} for lengths {lengths}")
@@ -121,7 +128,7 @@ class CharLM:
         self.vocabulary = Vocabulary(self.corpus.text("train"))
         self.spec = TaskSpec("language_model", self.vocabulary.size, length)
         self.chance = math.log(self.vocabulary.size - UNKNOWN)
-        self.context, self.segments, self.test_lengths = context, segments, test_lengths
+        self.context, self.segments, self.test_lengths, self.recency = context, segments, test_lengths, recency
         self._encoded = {
             split: [self.vocabulary.encode(document) for document in getattr(self.corpus, split)] for split in SPLITS
         }
@@ -129,8 +136,9 @@ class CharLM:
         self.notes = (self.corpus.note, *(self._describe(split) for split in SPLITS))
 
     def train_batches(self, seed: int, batch_size: int) -> grain.MapDataset:
-        """Windows that begin anywhere in the training text, uniformly."""
-        return random_batches(partial(_training_window, self._streams["train"], self.spec.length), seed, batch_size)
+        """Windows that begin anywhere in the training text, uniformly but for `recency`."""
+        window = partial(_training_window, self._streams["train"], self.spec.length, self.recency)
+        return random_batches(window, seed, batch_size)
 
     def evaluations(self) -> Mapping[str, Evaluation]:
         """The whole validation and test text; the test text at other lengths under `test@N`."""

@@ -92,9 +92,8 @@ def test_a_batch_depends_on_seed_and_step_alone(files: str) -> None:
 def test_training_windows_come_from_everywhere_and_never_from_held_out_text(files: str) -> None:
     task = CharLM(5, files)
     stream = Stream([task.vocabulary.encode(document) for document in task.corpus.train], True)
-    starts = {
-        tuple(_training_window(stream, 5, 0, np.random.default_rng(seed))["tokens"].tolist()) for seed in range(3000)
-    }
+    generators = map(np.random.default_rng, range(3000))
+    starts = {tuple(_training_window(stream, 5, 1.0, 0, rng)["tokens"].tolist()) for rng in generators}
     assert starts == {tuple(stream.window(i, 5)["tokens"].tolist()) for i in range(len(stream.tokens) - 5)}
 
 
@@ -142,7 +141,20 @@ def test_further_lengths_score_the_same_characters(files: str) -> None:
     assert len(set(counts.values())) == 1
 
 
+@pytest.mark.parametrize("recency", [1.0, 3.0, 0.5])
+def test_recency_draws_the_last_tenth_as_often_as_it_says(recency: float) -> None:
+    stream = Stream([np.arange(FIRST_CHARACTER, FIRST_CHARACTER + 1009)], segments=False)
+    rng = np.random.default_rng(0)
+    place = {token: index for index, token in enumerate(stream.tokens.tolist())}
+    starts = [place[_training_window(stream, 10, recency, 0, rng)["tokens"][0]] for _ in range(5000)]
+    assert max(starts) < len(stream.tokens) - 10 == 1000
+    share = 1 - 0.9**recency
+    assert abs(np.mean(np.array(starts) >= 900) - share) < 4 * math.sqrt(share * (1 - share) / 5000)
+
+
 def test_wrong_settings_are_named(files: str) -> None:
+    with pytest.raises(ValueError, match=r"task\.recency must be positive and finite, got 0"):
+        CharLM(5, files, recency=0.0)
     with pytest.raises(ValueError, match=r"task\.context must be in \[0, task\.length\), got 5"):
         CharLM(5, files, context=5)
     with pytest.raises(ValueError, match=r"task\.split_by needs task\.files"):
