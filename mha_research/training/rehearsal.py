@@ -23,7 +23,7 @@ def rehearse(config: ConfigDict, task: Task, update: bool = True) -> None:
     options, program = config.train, build_program(config, task.spec)
     sets = held_out_sets(task, options.eval_limit)
     width = max(held_out.documents for held_out in sets.values())
-    _check_table(config, task, max(len(held_out.example(0)["tokens"]) for held_out in sets.values()))
+    _check_table(config, task, max(len(held_out.example(0)["mask"]) for held_out in sets.values()))
 
     def trace() -> None:
         state = jax.eval_shape(program.init, config.seed)
