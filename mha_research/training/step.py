@@ -116,20 +116,41 @@ def build_program(config: ConfigDict, spec: TaskSpec) -> Program:
 @functools.lru_cache(maxsize=8)
 def _build_program(config_json: str, spec: TaskSpec) -> Program:
     config = from_json(config_json)
-    parts, log_every, values_of = config.train.accumulate, config.train.log_every, VALUES[spec.kind]
-    optimizer, schedule = build_optimizer(config), build_schedule(config)
     abstract = nnx.eval_shape(lambda: build_model(config, spec, nnx.Rngs(0)))
-    graphdef, abstract_params, abstract_importance = _split(abstract)
-    importance = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), abstract_importance)
+    graphdef, params, importance = _split(abstract)
+    importance = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), importance)
+    functions = _Functions(config, spec, build_optimizer(config), build_schedule(config), graphdef, importance)
+    return Program(
+        init=jax.jit(functions.init),
+        update=jax.jit(functions.update, donate_argnums=0),
+        evaluate=jax.jit(functions.evaluate),
+        head_statistics=jax.jit(functions.head_statistics),
+        graphdef=graphdef,
+        importance=importance,
+        parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
+        forward_flops=abstract.forward_flops(spec.length),
+    )
 
-    def init(seed: jax.Array) -> State:
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Functions:
+    """The functions of a `Program` before they are compiled."""
+
+    config: ConfigDict
+    spec: TaskSpec
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    graphdef: Any
+    importance: Any
+
+    def init(self, seed: jax.Array) -> State:
         params_key, key = jax.random.split(jax.random.key(seed))
-        _, params, _ = _split(build_model(config, spec, nnx.Rngs(params_key)))
+        _, params, _ = _split(build_model(self.config, self.spec, nnx.Rngs(params_key)))
         zero = jnp.zeros((), jnp.int32)
-        own = {"importance": importance} if importance else {}
+        own = {"importance": self.importance} if self.importance else {}
         return own | {
             "params": params,
-            "optimizer": optimizer.init(params),
+            "optimizer": self.optimizer.init(params),
             "step": zero,
             "key": key,
             "skipped": zero,
@@ -137,18 +158,18 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
             "sums": zero_sums() | {"grad_norm": jnp.zeros(()), "updates": jnp.zeros(())},
         }
 
-    def forward(params: Any, importance: Any, batch: Batch, **kwargs: Any) -> jax.Array:
-        model = nnx.merge(graphdef, params, importance)
-        return model(**_inputs(model, batch), **kwargs)
+    def values(self, params: Any, importance: Any, batch: Batch, **options: Any) -> Sums:
+        """What is summed of every target, (B, L) each."""
+        model = nnx.merge(self.graphdef, params, importance)
+        return VALUES[self.spec.kind](model(**_inputs(model, batch), **options), batch["targets"], batch["mask"])
 
-    def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
-        key = jax.random.fold_in(state["key"], state["step"])
-        scores = state.get("importance", {})
+    def gradient(self, state: State, batch: Batch) -> tuple[Sums, Any]:
+        """Sums over the batch, those of the heads' importance among them, and the gradient of the mean loss."""
+        key, scores = jax.random.fold_in(state["key"], state["step"]), state.get("importance", {})
 
         def loss(params: Any, gates: Any, part: Batch, index: jax.Array, total: jax.Array) -> tuple[jax.Array, Sums]:
             options = {"key": jax.random.fold_in(key, index), "step": state["step"], "head_gates": gates}
-            values = values_of(forward(params, scores, part, **options), part["targets"], part["mask"])
-            sums = jax.tree.map(jnp.sum, values)
+            sums = jax.tree.map(jnp.sum, self.values(params, scores, part, **options))
             return sums["loss"] / total, sums
 
         def loss_and_grad(params: Any, part: Batch, index: jax.Array, total: jax.Array) -> Any:
@@ -157,57 +178,52 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
             (value, sums), (gradient, of_gates) = derive(params, gates, part, index, total)
             return (value, sums | head_sums(of_gates)), gradient
 
-        sums, gradient = accumulate(loss_and_grad, state["params"], batch, parts, zero_sums() | zero_head_sums(scores))
+        zero = zero_sums() | zero_head_sums(scores)
+        return accumulate(loss_and_grad, state["params"], batch, self.config.train.accumulate, zero)
+
+    def update(self, state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+        sums, gradient = self.gradient(state, batch)
         grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
-        changes, new_optimizer = optimizer.update(gradient, state["optimizer"], state["params"])
+        changes, new_optimizer = self.optimizer.update(gradient, state["optimizer"], state["params"])
         new = {"params": optax.apply_updates(state["params"], changes), "optimizer": new_optimizer}
-        if scores:
-            new["importance"] = updated(scores, sums)
+        if "importance" in state:
+            new["importance"] = updated(state["importance"], sums)
         new = jax.tree.map(functools.partial(jnp.where, finite), new, {name: state[name] for name in new})
         sums = {name: sums[name] for name in zero_sums()} | {"grad_norm": grad_norm, "updates": jnp.ones(())}
-        # The sums begin anew after each log row: being part of the state, a resumed run logs what the uninterrupted one
-        # does.
-        begin = state["step"] % log_every == 0
+        new |= {"step": state["step"] + 1, "key": state["key"], **self.counted(state, sums, finite)}
+        metrics = {name: new[name] for name in ("sums", "skipped", "skipped_in_a_row")}
+        rate = jnp.asarray(self.schedule(state["step"] - state["skipped"]), jnp.float32)
+        # Copies: the state itself is given up to the next update before these are read.
+        return new, jax.tree.map(jnp.copy, metrics) | {"learning_rate": rate}
+
+    def counted(self, state: State, sums: Sums, finite: jax.Array) -> State:
+        """What is skipped and summed after an update.
+
+        The sums begin anew after each log row: being part of the state, a resumed run logs what the uninterrupted one
+        does.
+        """
+        begin = state["step"] % self.config.train.log_every == 0
         kept = jax.tree.map(lambda old: jnp.where(begin, 0.0, old), state["sums"])
-        new |= {
-            "step": state["step"] + 1,
-            "key": state["key"],
+        return {
             "skipped": state["skipped"] + ~finite,
             "skipped_in_a_row": jnp.where(finite, 0, state["skipped_in_a_row"] + 1),
             "sums": jax.tree.map(lambda old, now: old + jnp.where(finite, now, 0.0), kept, sums),
         }
-        metrics = {name: new[name] for name in ("sums", "skipped", "skipped_in_a_row")}
-        updates_made = state["step"] - state["skipped"]
-        # Copies: the state itself is given up to the next update before these are read.
-        return new, jax.tree.map(jnp.copy, metrics) | {
-            "learning_rate": jnp.asarray(schedule(updates_made), jnp.float32)
-        }
 
-    def evaluate(params: Any, sums: Sums, batch: Batch) -> Sums:
-        values = values_of(forward(params, importance, batch), batch["targets"], batch["mask"])
+    def evaluate(self, params: Any, sums: Sums, batch: Batch) -> Sums:
+        values = self.values(params, self.importance, batch)
         document = batch.get("document", jnp.zeros(batch["mask"].shape, jnp.int32))
         return {name: sums[name].at[document].add(value) for name, value in values.items()}
 
-    def head_statistics(params: Any, batch: Batch) -> dict[str, jax.Array]:
-        model = nnx.merge(graphdef, params, importance)
+    def head_statistics(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+        model = nnx.merge(self.graphdef, params, self.importance)
         layers = model.head_statistics(**_inputs(model, batch))
         weight = (batch["mask"] / jnp.maximum(jnp.sum(batch["mask"]), 1))[:, None, :]
         return {
             name: jnp.stack([jnp.sum(getattr(layer, name) * weight, (0, 2)) for layer in layers])
             for name in HEAD_STATISTICS
         }
-
-    return Program(
-        init=jax.jit(init),
-        update=jax.jit(update, donate_argnums=0),
-        evaluate=jax.jit(evaluate),
-        head_statistics=jax.jit(head_statistics),
-        graphdef=graphdef,
-        importance=importance,
-        parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params)),
-        forward_flops=abstract.forward_flops(spec.length),
-    )
 
 
 def _inputs(model: Any, batch: Batch) -> Batch:

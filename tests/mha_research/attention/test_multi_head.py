@@ -222,7 +222,7 @@ def test_mimetic_start_sets_all_four_matrices():
         ({"scale": "sqrt"}, "'sqrt'"),
         ({"packed": True, "key_features": 5}, "packed"),
         ({"output_projection": False, "out_features": 7}, "got 7"),
-        ({"joint_init": initializers.mimetic(), "num_kv_heads": 2}, "joint_init"),
+        pytest.param({"joint_init": initializers.mimetic(), "num_kv_heads": 2}, "joint_init", id="joint_init"),
         ({"adapter_features": 0}, "width"),
     ],
     ids=str,
