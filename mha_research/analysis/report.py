@@ -281,11 +281,10 @@ def _provenance(runs: Runs) -> str:
 def _reproduce(runs: Runs, manifest: Manifest) -> str:
     file = [f"--config={manifest.config_file}", *manifest.options]
     lines = [_command("sweep", *file, "--workdir=DIR"), _command("report", "--workdir=DIR")]
-    planned = {(run.arm, run.seed): run.overrides for run in manifest.runs}
-    example = next((run for run in runs.main() if run.result and (run.arm, run.seed) in planned), None)
+    example = next((run for run in runs.main() if run.result and run.arm in manifest.arms), None)
     if example is not None and "--quick" not in manifest.options:
         tune = manifest.frozen.tune
-        settings = {**planned[example.arm, example.seed]}
+        settings = {**manifest.arms[example.arm], "seed": example.seed}
         settings |= {tune["field"]: example.config.get(tune["field"])} if tune else {}
         changes = [f"--config.{field}={value}" for field, value in settings.items()]
         lines += [f"# one run of it, {example.name}", _command("train", *file, *changes, "--workdir=RUN")]

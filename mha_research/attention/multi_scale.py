@@ -87,8 +87,10 @@ class MultiScaleAttention(nnx.Module):
         rngs: nnx.Rngs,
         **choices: Any,
     ):
-        if not isinstance(patch_sizes, list | tuple | np.ndarray) or len(patch_sizes) < 1:
+        if not isinstance(patch_sizes, list | tuple | np.ndarray):
             raise TypeError(f"MultiScaleAttention: patch_sizes must be one or more sizes, got {patch_sizes!r}")
+        if len(patch_sizes) < 1:
+            raise ValueError(f"MultiScaleAttention: patch_sizes must be one or more sizes, got {patch_sizes!r}")
         for size in patch_sizes:
             check_integers("MultiScaleAttention", patch_sizes=size)
         check_grid("MultiScaleAttention", grid)

@@ -68,7 +68,7 @@ def loss(implementation: Any, x: dict[str, Any]) -> jax.Array:
 
 def loss_and_results(implementation: Any, x: dict[str, Any]) -> Any:
     output, rows = attend(implementation, x)
-    return (output.astype(jnp.float32) ** 2).sum() + (rows**2).sum(), (output, rows)
+    return (output.astype(rows.dtype) ** 2).sum() + (rows**2).sum(), (output, rows)
 
 
 def split(x: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -178,7 +178,7 @@ def test_seeds_of_another_machine_alone_have_ended(tmp_path):
     waiting = make_sweep(tmp_path / "a", seeds=[], planned=range(3))
     joined = load_runs(waiting, make_sweep(tmp_path / "b", seeds=range(3, 6)))
     text = write_report(joined, tmp_path / "report").read_text()
-    assert "--config.model.attention.num_heads=1 --config.seed=3 " in text
+    assert "\\\n    --config.model.attention.num_heads=1 \\\n    --config.seed=3 " in text
     tuned = make_sweep(tmp_path / "c", seeds=range(3), tune=True)
     shutil.rmtree(tuned / "runs/h2")
     assert "at the edge of the grid" in write_report(load_runs(tuned), tmp_path / "tuned").read_text()

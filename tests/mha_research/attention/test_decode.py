@@ -95,7 +95,7 @@ def test_decode_refuses(tokens, padding, words):
     m = MultiHeadAttention(D, 4, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=words):
         m.decode(jnp.asarray(tokens, jnp.float32), m.init_cache(B, 6), padding)
-    with pytest.raises(ValueError, match="capacity=0"):
+    with pytest.raises(ValueError, match="capacity must be at least 1, got 0"):
         m.init_cache(B, 0)
 
 

@@ -31,7 +31,7 @@ def test_log_time_keeps_the_range_and_is_finer_at_the_start():
 def test_learned_positions_refuse_to_go_past_their_table():
     learned = positions.Learned(7, 5, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(learned(3, 2), learned.table[...][2:5])
-    with pytest.raises(ValueError, match="position 7 was asked for, the table has 7 rows"):
+    with pytest.raises(ValueError, match="positions 5 to 7 were asked for, the table has 7 rows"):
         learned(3, 5)
     assert np.isnan(jax.jit(lambda start: learned(3, start))(5)).all()
 
@@ -71,7 +71,7 @@ def test_schemes_refuse_what_does_not_fit():
         Alibi(slopes=(0.5, 0.25)).bias(None, 3)
     with pytest.raises(ValueError, match="'swin'"):
         RelativeBias("swin")
-    with pytest.raises(ValueError, match="max_distance=0"):
+    with pytest.raises(ValueError, match="max_distance must be at least 1, got 0"):
         RelativeBias(max_distance=0)
     assert Alibi(trainable=True).parameter(jax.random.key(0), 6, jnp.float32) == pytest.approx(
         [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
