@@ -38,7 +38,7 @@ def power_of(verdict: Verdict, claim: Claim, family: int) -> str:
     else:
         size = claim.margin
         text = f"with {len(d)} seeds, 80 % power needs a margin of {least}"
-        found = "a claim of no effect with this margin"
+        found = "it, were there no effect at all"
     if verdict.word != "inconclusive":
         return text
     needed = seeds_needed(size / sd, claim.kind, alpha)

@@ -34,7 +34,7 @@ def test_power_of_no_difference():
     verdict = Verdict(claim("within", 2.3), "inconclusive", "", values)
     sentence = power_of(verdict, verdict.claim, 1)
     assert "needs a margin of 2.31" in sentence  # 1.153 times the sd of 2
-    assert "about 9 seeds would settle a claim of no effect with this margin" in sentence
+    assert "about 9 seeds would settle it, were there no effect at all" in sentence
 
 
 @pytest.mark.parametrize("values", [(0.1, 0.2), (1.0, 1.0, 1.0), (float("nan"),) * 3])
