@@ -32,7 +32,7 @@ ensure_environment() {
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$python" -c '' 2>/dev/null; then
         return
     fi
-    echo "Installing mha_research[$extras] for Python $version into $venv"
+    echo "Installing mha_research[$extras] for Python $version into $venv; this takes some minutes"
     "$python" -m pip --version >/dev/null 2>&1 || "$base" -m venv --clear "$venv" ||
         die "$base cannot make a virtual environment (on Debian: apt-get install python3-venv)"
     "$python" -m pip install --quiet --disable-pip-version-check --no-input \
