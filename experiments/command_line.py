@@ -22,5 +22,5 @@ def command_line(main: Callable[[list[str]], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains of it at its end
         return 1
     except KeyboardInterrupt:
-        print("stopped by Ctrl-C; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("stopped by Ctrl-C; the same command goes on from the last checkpoint, if there is one", file=sys.stderr)
         return 128 + signal.SIGINT

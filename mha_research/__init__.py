@@ -1,4 +1,4 @@
-"""Research on multi-head attention in JAX: modules, experiments, ablations, diagnostics.
+"""Research on multi-head attention in JAX: modules, experiments, ablations, and their statistics.
 
 Everything that `mha_research.attention` exports (`MultiHeadAttention`, `Alibi`, `DropHead`, `initializers`, ...) and
 every subpackage is an attribute here, imported when first asked for: `import mha_research` itself costs nothing.

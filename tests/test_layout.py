@@ -21,10 +21,9 @@ MAY_IMPORT = {
     "mha_research.models": ATTENTION,
     "mha_research.tasks": set(),
     "mha_research.training": ATTENTION | {"mha_research.config", "mha_research.models", "mha_research.tasks"},
-    "mha_research.diagnostics": ATTENTION | {"mha_research.models"},
     "mha_research.interop": ATTENTION | {"mha_research.models"},
     # Training, to restore the model of a run that is reported.
-    "mha_research.analysis": {"mha_research.config", "mha_research.diagnostics", "mha_research.training"},
+    "mha_research.analysis": {"mha_research.config", "mha_research.training"},
     "mha_research.sweeps": {
         "mha_research.analysis",
         "mha_research.config",

@@ -32,16 +32,19 @@ def power_of(verdict: Verdict, claim: Claim, family: int) -> str:
     alpha = ALPHA / family
     least = number(detectable(len(d), claim.kind, alpha) * sd, 3)
     if claim.kind == "greater":
-        size = abs(mean - claim.margin)
+        needed = seeds_needed(abs(mean - claim.margin) / sd, "greater", alpha)
         text = f"with {len(d)} seeds, 80 % power needs an effect of {least} beyond the margin"
         found = "an effect of the size found"
+    elif abs(mean) > claim.margin:  # what would contradict it, which is tested on both sides
+        needed = seeds_needed((abs(mean) - claim.margin) / sd, "greater", alpha / 2)
+        text = f"with {len(d)} seeds, 80 % power needs a margin of {least}"
+        found = "an effect of the size found"
     else:
-        size = claim.margin
+        needed = seeds_needed(claim.margin / sd, "within", alpha)
         text = f"with {len(d)} seeds, 80 % power needs a margin of {least}"
         found = "it, were there no effect at all"
     if verdict.word != "inconclusive":
         return text
-    needed = seeds_needed(size / sd, claim.kind, alpha)
     settle = f"about {needed} seeds would settle {found}" if needed else "no feasible number of seeds would settle it"
     return f"{text}; {settle}"
 

@@ -37,6 +37,13 @@ def test_power_of_no_difference():
     assert "about 9 seeds would settle it, were there no effect at all" in sentence
 
 
+def test_power_of_a_difference_beyond_the_margin_is_that_of_contradicting_it():
+    """(3 - 1) / 2 standard deviations, one-sided at 0.025: 9.94 pairs (`TTestPower` of statsmodels)."""
+    values = tuple(3 + 2 * x for x in (-1.0, 0.0, 1.0))
+    verdict = Verdict(claim("within", 1.0), "inconclusive", "", values)
+    assert power_of(verdict, verdict.claim, 1).endswith("about 10 seeds would settle an effect of the size found")
+
+
 @pytest.mark.parametrize("values", [(0.1, 0.2), (1.0, 1.0, 1.0), (float("nan"),) * 3])
 def test_nothing_is_said_without_a_spread(values):
     verdict = Verdict(claim(), "inconclusive", "", values)
