@@ -166,7 +166,10 @@ def _compared(runs: Runs, metric: str) -> str:
          number(row.correlation, 2), row.diverged, number(row.divergence_p, 3), row.lost)
         for row in compare(runs, metric, runs.arms[0]).itertuples()
     ]  # fmt: skip
-    caption = f"Each arm against {runs.arms[0]}, paired by seed; p is a two-sided paired t without adjustment."
+    caption = (
+        f"Each arm against {runs.arms[0]}, paired by seed: p of a two-sided paired t without adjustment, d_z the mean "
+        "difference over its standard deviation, r the correlation over seeds."
+    )
     return page.table(header, rows, caption)
 
 
