@@ -55,14 +55,12 @@ def entered(p):
     with mk.sharded(mesh, "b", "h"):
         return whole(p)
 
-IMPLEMENTATION = "reference"
-expected = jax.jit(jax.grad(whole, has_aux=True))(params)
 for IMPLEMENTATION in ("reference", mk.Blockwise(2, 3)):
+    expected = jax.jit(jax.grad(whole, has_aux=True))(params)
     for f in (sharded, entered):
         found = jax.jit(jax.grad(f, has_aux=True))(params)
         for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
-            largest = max(1.0, float(jnp.abs(b).max()))
-            np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * largest, err_msg=str(path))
+            np.testing.assert_allclose(a, b, rtol=0, atol=5e-6, err_msg=str(path))
 try:
     with mk.sharded(mesh, ("b", "h"), None):
         whole(params)
