@@ -105,9 +105,7 @@ def _sweep(options: argparse.Namespace, overrides: dict[str, str]) -> int:
         only = [arm for arm in (options.only or "").split(",") if arm]
         if unknown := [arm for arm in only if arm not in manifest.arms]:
             raise SweepError(f"--only names the arm {unknown[0]!r}; there are {', '.join(manifest.arms)}")
-        engine, workers = engine_for(
-            options.executor, manifest, options.max_parallel, shlex.split(options.sbatch or "")
-        )
+        engine, workers = engine_for(options.executor, manifest, options.max_parallel, options.sbatch)
         print_plan(manifest, workdir, only, workers)
         if options.dry_run:
             return 0

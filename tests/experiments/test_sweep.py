@@ -141,6 +141,20 @@ def test_wrong_commands_are_one_line_and_create_nothing(arguments, message, caps
     assert error.startswith("experiments.sweep: ")
 
 
+def test_options_for_sbatch_reach_the_engine_as_words(tmp_path, monkeypatch):
+    asked = []
+
+    def engine_for(executor, manifest, max_parallel, sbatch):
+        asked.append((executor, sbatch))
+        return None, 1
+
+    monkeypatch.setattr("mha_research.sweeps.engines.engine_for", engine_for)
+    command = [f"--workdir={tmp_path / 'new'}", f"--config={SWEEP}", "--dry_run", "--executor=slurm"]
+    assert sweep.main([*command, "--sbatch=--partition=gpu --comment='two words'"]) == 0
+    assert sweep.main(command) == 0
+    assert asked == [("slurm", ["--partition=gpu", "--comment=two words"]), ("slurm", [])]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [([], "--workdir is missing"), (["--workdir=no"], "neither a sweep"), (["--x=1"], "unknown option --x")],
