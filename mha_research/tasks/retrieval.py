@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 
-import grain
 import numpy as np
 
-from mha_research.tasks.synthetic import fixed_example
-from mha_research.tasks.task import Evaluation, Example, TaskSpec, random_batches
+from mha_research.tasks.synthetic import Drawn
+from mha_research.tasks.task import Example, TaskSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,7 @@ def retrieval_example(slots: int, items: int, width: int, _: int, rng: np.random
     }
 
 
-class Retrieval:
+class Retrieval(Drawn):
     """k-slot retrieval. The loss is the mean square of the error; a guess of zero has 1, the variance of the values.
 
     One layer of h heads whose weights do not depend on the values cannot come below 1 - min(h, k) / k. For given ids
@@ -48,8 +47,6 @@ class Retrieval:
     """
 
     chance = 1.0
-    ceiling: float | None = 0.0
-    fingerprint = ""
 
     def __init__(self, slots: int = 4, items: int = 16, width: int = 8, evaluation_size: int = 256) -> None:
         if min(slots, width, evaluation_size) < 1 or slots > items:
@@ -57,20 +54,9 @@ class Retrieval:
                 "task.slots, task.width and task.evaluation_size must be 1 or more and task.items at least task.slots, "
                 f"got {slots}, {width}, {evaluation_size} and {items}"
             )
-        self._draw, self._size = partial(retrieval_example, slots, items, width), evaluation_size
+        super().__init__(partial(retrieval_example, slots, items, width), evaluation_size)
         self.spec: TaskSpec = RetrievalSpec("retrieval", items, items, slots, width)
         self.notes: tuple[str, ...] = (f"{slots} of {items} items of {width} numbers, {evaluation_size} held out",)
-
-    def train_batches(self, seed: int, batch_size: int) -> grain.MapDataset:
-        """Fresh examples for ever."""
-        return random_batches(self._draw, seed, batch_size)
-
-    def evaluations(self) -> Mapping[str, Evaluation]:
-        """The same held-out examples for every seed of training."""
-        return {
-            split: Evaluation(self._size, partial(fixed_example, self._draw, stream))
-            for stream, split in enumerate(("valid", "test"))
-        }
 
     def baselines(self) -> Mapping[str, Mapping[str, float]]:
         """No predictor's loss is in nats here; that of zero is `chance`."""

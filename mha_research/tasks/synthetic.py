@@ -36,11 +36,29 @@ def _example(sequence: np.ndarray, counted_from: int) -> Example:
     return {"tokens": sequence[:-1], "targets": sequence[1:], "mask": mask}
 
 
-class Generated:
+class Drawn:
     """A task whose examples are drawn: training from the run's seed, held-out sets from fixed ones of their own."""
 
     ceiling: float | None = 0.0
     fingerprint = ""
+
+    def __init__(self, draw: Callable[..., Example], evaluation_size: int) -> None:
+        self._draw, self._evaluation_size = draw, evaluation_size
+
+    def train_batches(self, seed: int, batch_size: int) -> grain.MapDataset:
+        """Fresh examples for ever."""
+        return random_batches(self._draw, seed, batch_size)
+
+    def evaluations(self) -> Mapping[str, Evaluation]:
+        """The same held-out examples for every seed of training."""
+        return {
+            split: Evaluation(self._evaluation_size, partial(_fixed_example, self._draw, stream))
+            for stream, split in enumerate(("valid", "test"))
+        }
+
+
+class Generated(Drawn):
+    """Sequences of symbols, of which the model predicts the next."""
 
     def __init__(
         self, draw: Callable[..., Example], length: int, symbols: int, vocabulary_size: int, evaluation_size: int
@@ -50,23 +68,11 @@ class Generated:
                 "task.length must be 4 or more, task.vocabulary_size 2 or more and task.evaluation_size 1 or more, "
                 f"got {length}, {symbols} and {evaluation_size}"
             )
-        self._draw = partial(draw, length, symbols)
-        self._evaluation_size = evaluation_size
+        super().__init__(partial(draw, length, symbols), evaluation_size)
         self.spec = TaskSpec("language_model", vocabulary_size, length)
         self.chance = math.log(symbols)
         drawn = f"generated examples of {length} tokens and {symbols} symbols, {evaluation_size} held out"
         self.notes: tuple[str, ...] = (drawn,)
-
-    def train_batches(self, seed: int, batch_size: int) -> grain.MapDataset:
-        """Fresh examples for ever."""
-        return random_batches(self._draw, seed, batch_size)
-
-    def evaluations(self) -> Mapping[str, Evaluation]:
-        """The same held-out examples for every seed of training."""
-        return {
-            split: Evaluation(self._evaluation_size, partial(fixed_example, self._draw, stream))
-            for stream, split in enumerate(("valid", "test"))
-        }
 
     def baselines(self) -> Mapping[str, Mapping[str, float]]:
         """A uniform guess."""
@@ -77,7 +83,7 @@ class Generated:
         return {"loss": loss, "accuracy": accuracy}
 
 
-def fixed_example(draw: Callable[..., Example], stream: int, index: int) -> Example:
+def _fixed_example(draw: Callable[..., Example], stream: int, index: int) -> Example:
     """The held-out example of an index: `stream` tells the sets apart."""
     return draw(index, np.random.Generator(np.random.Philox(key=np.array([stream, index], np.uint64))))
 
