@@ -103,7 +103,7 @@ CONSTRUCTION = [
     (lambda: make(ConvValueAttention, grid=(-1, -5)), ValueError, "rows must be at least 1, got -1"),
     (lambda: make(DomainAdapter, num_domains="2"), TypeError, "num_domains must be an integer, got '2'"),
     (lambda: make(MultiScaleAttention, patch_sizes="12"), TypeError, "patch_sizes must be one or more sizes, got '12'"),
-    (lambda: make(MultiScaleAttention, patch_sizes=()), TypeError, r"patch_sizes must be one or more sizes, got \(\)"),
+    (lambda: make(MultiScaleAttention, patch_sizes=()), ValueError, r"patch_sizes must be one or more sizes, got \(\)"),
     (lambda: make(MultiScaleAttention, patch_sizes=(1, 2.5)), TypeError, "patch_sizes must be an integer, got 2.5"),
     (lambda: make(MultiScaleAttention, grid=(0, 5)), ValueError, "rows must be at least 1, got 0"),
     (lambda: DropHead(None), TypeError, r"rate must be in \[0, 1\), got None"),
