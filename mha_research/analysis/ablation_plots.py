@@ -84,6 +84,13 @@ def _arm_axis(ax: Axes, arms: Sequence[str]) -> None:
     ax.set_xticks(range(len(arms)), arms, **how)
 
 
+def _better(metric: str) -> str:
+    """The metric with the direction that is wanted, where its name tells."""
+    if "loss" in metric or "nats" in metric or "bits" in metric:
+        return f"{metric}\nlower is better"
+    return f"{metric}\nhigher is better" if "accuracy" in metric else metric
+
+
 def plot_effect(runs: Runs, metric: str, baseline: str) -> Figure:
     """Above: every seed's value, joined across arms. Below: each arm's mean difference to the baseline, 95 % t
     interval."""
@@ -94,7 +101,7 @@ def plot_effect(runs: Runs, metric: str, baseline: str) -> Figure:
     for i, arm in enumerate(table):
         above.scatter([i] * len(table), table[arm], s=18, zorder=2, **look[arm])
         above.hlines(table[arm].mean(), i - 0.25, i + 0.25, color=look[arm]["color"], linewidth=2.5, zorder=3)
-    above.set_ylabel(metric)
+    above.set_ylabel(_better(metric))
     for i, row in enumerate(effect.itertuples()):
         below.plot([i, i], [row.low, row.high], color=look[row.arm]["color"], linewidth=2)
         below.plot(i, row.difference, markersize=6, **look[row.arm])
@@ -128,7 +135,7 @@ def plot_curves(runs: Runs, metric: str) -> Figure:
     """The metric over training: mean over seeds, and the range of the seeds as a band."""
     figure, (ax,) = _figure(3.0)
     _bands(ax, runs, {run.name: run.curve(metric).rename(columns={"step": "x"}) for run in runs.main()})
-    ax.set(xlabel="step", ylabel=metric)
+    ax.set(xlabel="step", ylabel=_better(metric))
     _legend(ax, runs)
     return figure
 
@@ -138,7 +145,7 @@ def plot_cost(runs: Runs, metric: str) -> Figure:
     figure, axes = _figure(6.6, 3, sharey=True)
     for ax, (label, scale) in zip(axes, {"step": _steps, "seconds": _seconds, "FLOPs": _flops}.items()):
         _bands(ax, runs, {run.name: scale(run, run.curve(metric)) for run in runs.main()})
-        ax.set(xlabel=label, ylabel=metric)
+        ax.set(xlabel=label, ylabel=_better(metric))
     _legend(axes[0], runs)
     return figure
 
@@ -223,7 +230,7 @@ def plot_tuning(runs: Runs) -> Figure:
         ax.plot(means.index, means, label=arm, linewidth=1.5, **look[arm])
         ax.scatter(*zip(*points), s=10, alpha=0.6, **look[arm])
     ax.set_xticks(list(grid.values()), [f"{value:g}" if isinstance(value, float) else str(value) for value in grid])
-    ax.set(xlabel=tune["field"], ylabel=tune["metric"])
+    ax.set(xlabel=tune["field"], ylabel=_better(tune["metric"]))
     _legend(ax, runs)
     return figure
 

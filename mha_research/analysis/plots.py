@@ -16,7 +16,7 @@ def loss_curve(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]
     loss in the same unit. Raises ValueError when no row has a loss.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel=f"loss ({unit})")
+    axes = figure.add_subplot(xlabel="step", ylabel=f"loss ({unit}), lower is better")
     styles: dict[str, dict[str, Any]] = {"train": {"alpha": 0.8}, "valid": {"marker": "o"}}
     for name, look in styles.items():
         points = [(row["step"], row[f"{name}/loss"]) for row in rows if f"{name}/loss" in row]
@@ -53,6 +53,8 @@ def attention_maps(weights: Sequence[np.ndarray], labels: Sequence[str]) -> Figu
             axes.set_xticks(range(length), labels, fontsize=6, family="monospace")
             axes.set_yticks(range(length), labels, fontsize=6, family="monospace")
             axes.tick_params(length=0, pad=1)
+    figure.supxlabel("key: the token that is read", fontsize="medium")
+    figure.supylabel("query: the token that reads", fontsize="medium")
     bar = figure.colorbar(image, ax=panels, shrink=0.6, ticks=np.sqrt([0, 0.05, 0.25, 0.5, 1]))
     bar.set_ticklabels(["0", "0.05", "0.25", "0.5", "1"])
     bar.set_label("attention probability")

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from mha_research.analysis.claims import elementary
 from mha_research.analysis.manifest import Manifest
@@ -20,21 +20,21 @@ from mha_research.training.device import peak_flops
 def print_plan(manifest: Manifest, workdir: Path, only: Collection[str], workers: int) -> None:
     """Arms with their size and runs, in what they differ, and a rough time. Builds every model, which may raise."""
     console, found = Console(), sizes(manifest)
-    overrides_column = Column("overrides", overflow="fold")  # a narrow terminal must not hide the values
-    header = ("arm", overrides_column, "runs", "done", "parameters", "FLOPs/step", "steps")
-    table = Table(*header, title=manifest.title)
+    table = Table("arm", "runs", "done", "parameters", "FLOPs/step", "steps", title=manifest.title)
     seconds = 0.0
     peak = peak_flops() / max(1, workers)
-    for arm, overrides in manifest.arms.items():
+    for arm in manifest.arms:
         states = [state(workdir, run) for run in manifest.runs if run.arm == arm]
         if not only or arm in only:
             seconds += states.count("waiting") * found[arm].seconds(peak)
         size = found[arm]
-        what = "\n".join(f"{path}={value}" for path, value in overrides.items()) or "the base"
         done = len(states) - states.count("waiting")
         numbers = (len(states), done, f"{size.parameters:,}", f"{size.flops_per_step:.3g}", size.steps)
-        table.add_row(arm, what, *map(str, numbers))
+        table.add_row(arm, *map(str, numbers))
     console.print(table)
+    for arm, overrides in manifest.arms.items():  # below the table: in a narrow one they would be cut inside words
+        changes = " ".join(f"{path}={value}" for path, value in overrides.items())
+        console.print(f"{arm}: {changes or 'the base'}", highlight=False, soft_wrap=True, markup=False)
     for line in unmatched(found) or ["every arm has the same parameters, FLOPs, tokens and steps"]:
         console.print(line, highlight=False)
     waiting = sum(state(workdir, run) == "waiting" for run in manifest.runs if not only or run.arm in only)

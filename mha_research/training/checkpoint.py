@@ -4,8 +4,12 @@ Orbax writes a step into a temporary folder and renames it when it is complete, 
 of a save leaves the earlier steps whole.
 """
 
+import contextlib
+import io
 import json
+import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +87,11 @@ class Checkpoints:
             state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(json.loads(config_json))
         )
         try:
-            saved = self._manager.save(
-                step, args=items, metrics=metrics if self._best_metric in metrics else None, force=True
-            )
-            self._manager.wait_until_finished()
+            with _one_report():
+                saved = self._manager.save(
+                    step, args=items, metrics=metrics if self._best_metric in metrics else None, force=True
+                )
+                self._manager.wait_until_finished()
         except Exception as error:
             raise CheckpointError(f"step {step} was not saved in {self.directory}: {_reason(error)}") from error
         if not saved or step not in self.steps():
@@ -127,6 +132,19 @@ class Checkpoints:
     def metrics(self, step: int) -> dict[str, float] | None:
         """What was measured at a saved step."""
         return self._manager.metrics(step)
+
+
+@contextlib.contextmanager
+def _one_report() -> Iterator[None]:
+    """Keeps threads of Orbax and TensorStore from printing tracebacks of an error that is raised here as well."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def tree_differences(saved: Any, wanted: Any, limit: int = 5) -> list[str]:

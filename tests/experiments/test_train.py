@@ -49,6 +49,16 @@ sys.argv = ["experiments.train", *sys.argv[2:]]
 runpy.run_module("experiments.train", run_name="__main__")
 """
 
+# No file may grow beyond some kilobytes, as on a disk that is nearly full: a checkpoint does not fit.
+FULL_DISK = """
+import os, resource, runpy, signal, sys
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+sys.argv = ["experiments.train", *sys.argv[1:]]
+runpy.run_module("experiments.train", run_name="__main__")
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
@@ -116,6 +126,15 @@ def test_a_process_that_is_stopped_and_killed_in_mid_save_ends_with_the_same_bit
     assert deterministic(folder / "parts") == deterministic(folder / "whole")
     starts = [json.loads(line) for line in (folder / "parts/provenance.jsonl").read_text().splitlines()]
     assert [row["overrides"] for row in starts] == [{}, {"run.data_workers": "1"}, {"run.data_workers": "2"}]
+
+
+def test_a_checkpoint_that_does_not_fit_on_the_disk_is_one_line(folder: pathlib.Path) -> None:
+    full = start(folder, command(folder, "full"), ("-c", FULL_DISK))
+    _, errors = full.communicate(timeout=300)
+    assert full.returncode == 1
+    assert errors.startswith("experiments.train: step 5 was not saved in ")
+    assert errors.count("\n") == 1
+    assert "File too large" in errors
 
 
 @pytest.mark.parametrize(

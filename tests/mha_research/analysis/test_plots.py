@@ -20,7 +20,7 @@ def test_the_loss_curve_has_every_point_and_every_baseline() -> None:
     assert lines["valid"] == ([4], [2.5])
     assert lines["uniform 4.50"][1] == [4.5, 4.5]
     assert lines["bz2 1.75"][1] == [1.75, 1.75]
-    assert axes.get_ylabel() == "loss (nats per character)"
+    assert axes.get_ylabel() == "loss (nats per character), lower is better"
 
 
 def test_a_curve_without_losses_is_refused() -> None:
