@@ -139,3 +139,8 @@ def looked_up(at: Tile, algebra: Any) -> tuple[Tile, Any]:
 
 def _truth(leaf: jax.Array, value: Any) -> Any:
     return value != 0 if leaf.dtype == jnp.bool_ else value
+
+
+def width_of(query: Any, value: Any) -> int:
+    """The width heads are padded to: both products then have one shape, and the output fits where the query lay."""
+    return -(-max(query.shape[-1], value.shape[-1]) // 64) * 64

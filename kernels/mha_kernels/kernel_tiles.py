@@ -29,6 +29,11 @@ def form(leaf: Any) -> str:
     )
 
 
+def shaped(shape: tuple[int, ...], dtype: Any, like: Any) -> jax.ShapeDtypeStruct:
+    """The type of a kernel's result, varying over the same mesh axes as `like`."""
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).mat)
+
+
 class Table:
     """The entries of a table in a kernel, where no array has a third axis: `table[..., e]` is one scalar (or a
     per-row copy).

@@ -27,11 +27,6 @@ SHARED_MEMORY = 227 * 1024  # bytes a block may use
 LOADING_REGISTERS = 24  # the fewest a warpgroup can have: 240 are left for a thread that computes
 
 
-def shaped(shape: tuple[int, ...], dtype: Any, like: Any) -> jax.ShapeDtypeStruct:
-    """The type of a result, varying over the same mesh axes as `like`."""
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).mat)
-
-
 def call(kernel: Any, interpret: Any, out: Any, tiles: tuple[int, int, int], scratch: Any) -> Callable[..., Any]:
     """`plgpu.kernel` over pytrees, on a grid of (heads, tiles, batch)."""
     shapes, structure = jax.tree.flatten(out)

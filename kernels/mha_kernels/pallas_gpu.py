@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mha_kernels import kernel_tiles, mosaic, tile, tuned
+from mha_kernels import kernel_tiles, mosaic, pallas_gpu_backward, tile, tuned
 from mha_kernels.algebra import Algebra
 from mha_kernels.driver import Backward
-from mha_kernels.gpu_operands import Operands, looked_up
-from mha_kernels.kernel_tiles import Visits, form
-from mha_kernels.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu, shaped
+from mha_kernels.gpu_operands import Operands, looked_up, width_of
+from mha_kernels.kernel_tiles import Visits, form, shaped
+from mha_kernels.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
 from mha_kernels.operands import Tile
 from mha_kernels.registers import full, is_value, rows
 from mha_kernels.sizes import Sizes, pad
@@ -137,8 +137,6 @@ class PallasGPU:
 
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
         """See `driver.Driver`."""
-        from mha_kernels import pallas_gpu_backward
-
         return pallas_gpu_backward.backward(self, task)
 
 
@@ -154,11 +152,6 @@ def _environment(interpret: Any) -> str | None:
     if not capability.startswith("9."):
         return f"pallas_gpu is written for Hopper (compute capability 9.0); the device has {capability}"
     return None
-
-
-def width_of(query: Any, value: Any) -> int:
-    """The width heads are padded to: both products then have one shape, and the output fits where the query lay."""
-    return -(-max(query.shape[-1], value.shape[-1]) // 64) * 64
 
 
 def softmax_step(simplify: Any, algebra: Algebra, at: Tile, state: Any, scores: Any) -> Any:

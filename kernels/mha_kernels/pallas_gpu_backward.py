@@ -25,9 +25,8 @@ from jax.experimental import pallas as pl
 from mha_kernels import kernel_tiles, mosaic
 from mha_kernels.blockwise import Blockwise
 from mha_kernels.driver import Backward
-from mha_kernels.gpu_operands import Operands, looked_up
+from mha_kernels.gpu_operands import Operands, looked_up, width_of
 from mha_kernels.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
-from mha_kernels.pallas_gpu import width_of
 from mha_kernels.registers import Made, full, rows
 from mha_kernels.sizes import pad
 
@@ -133,7 +132,7 @@ class _Call:
         length = arrays[kept[0]].shape[1]
 
         def shaped(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-            return mosaic.shaped(shape, dtype, like)
+            return kernel_tiles.shaped(shape, dtype, like)
 
         sums = {name: shaped(sizes.batch, length, sizes.heads, self.width, dtype=like.dtype) for name in names}
         entries = {n: operands.leaves[n].shape[-1] if operands.forms[n] == "table" else 1 for n in leaves}

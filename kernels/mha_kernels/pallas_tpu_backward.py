@@ -24,19 +24,18 @@ from mha_kernels.algebra import Algebra
 from mha_kernels.driver import Backward
 from mha_kernels.kernel_tiles import entry_gradient, is_table, tile_gradients
 from mha_kernels.operands import Tile
-from mha_kernels.pallas_tpu import (
+from mha_kernels.sizes import Sizes, pad
+from mha_kernels.tpu_operands import (
     LANES,
     Blocks,
     Operands,
     compiler_params,
     dot,
-    shaped,
     to_column,
     to_row,
     visited,
     widened,
 )
-from mha_kernels.sizes import Sizes, pad
 
 
 class Inputs(NamedTuple):
@@ -143,7 +142,7 @@ class _Call:
         )(seen.first, seen.steps, self.inputs)
 
     def shaped(self, *shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-        return shaped(shape, dtype, self.inputs.query)
+        return kernel_tiles.shaped(shape, dtype, self.inputs.query)
 
     def queries(self, seen: kernel_tiles.Visits, chosen: list[int]) -> tuple[jax.Array, dict[int, jax.Array]]:
         sizes, operands = self.sizes, self.operands

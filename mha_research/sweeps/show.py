@@ -20,7 +20,8 @@ from mha_research.training.device import peak_flops
 def print_plan(manifest: Manifest, workdir: Path, only: Collection[str], workers: int) -> None:
     """Arms with their size and runs, in what they differ, and a rough time. Builds every model, which may raise."""
     console, found = Console(), sizes(manifest)
-    table = Table("arm", "runs", "done", "parameters", "FLOPs/step", "steps", title=manifest.title)
+    console.print(manifest.title, highlight=False, markup=False, soft_wrap=True)
+    table = Table("arm", "runs", "done", "parameters", "FLOPs/step", "steps")
     seconds = 0.0
     peak = peak_flops() / max(1, workers)
     for arm in manifest.arms:
@@ -42,13 +43,13 @@ def print_plan(manifest: Manifest, workdir: Path, only: Collection[str], workers
     claims = len(manifest.frozen.claims)
     console.print(
         f"{waiting} runs to do, {workers} at a time{guess} (a guess from FLOPs); "
-        f"{claims} claims, {len(manifest.frozen.seeds)} seeds, frozen as {manifest.frozen.hash}",
+        f"{claims} claim{'s' * (claims != 1)}, {len(manifest.frozen.seeds)} seeds, frozen as {manifest.frozen.hash}",
         highlight=False,
         soft_wrap=True,
     )
     if claims:
         family = len(list(elementary(manifest.frozen.claims)))
-        console.print(power_line(len(manifest.frozen.seeds), family), highlight=False)
+        console.print(power_line(len(manifest.frozen.seeds), family), highlight=False, soft_wrap=True)
 
 
 def power_line(seeds: int, family: int) -> str:

@@ -10,7 +10,8 @@ import mha_kernels
 HOME = Path(mha_kernels.__file__).parent
 MOVES_DATA = (
     *("reference", "blockwise", "tiling", "gram", "relative", "transforms", "driver", "kernel_tiles", "sizes"),
-    *("pallas_tpu", "pallas_tpu_backward", "pallas_gpu", "pallas_gpu_backward", "gpu_operands", "mosaic", "registers"),
+    *("pallas_tpu", "pallas_tpu_backward", "tpu_operands"),
+    *("pallas_gpu", "pallas_gpu_backward", "gpu_operands", "mosaic", "registers"),
 )
 # A softmax, a cap or a statistic cannot be written without one of these,
 CALLS = {
@@ -23,7 +24,7 @@ READS = {"scale", "softcap", "allowed", "keep", "tile"}
 ALLOWED = {
     ("kernel_tiles", "visits", "maximum"),
     ("kernel_tiles", "visits", "max"),
-    ("pallas_tpu", "visited", "maximum"),
+    ("tpu_operands", "visited", "maximum"),
     ("tiling", "_range", "max"),
     ("registers", "", "exp"),
     ("registers", "", "log"),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import mha_kernels as mk
-from mha_kernels import autotune, checks, pallas_tpu, tuned
+from mha_kernels import autotune, checks, tpu_operands, tuned
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
 from tests.mha_kernels.kernel_drivers import OLD, TPU
@@ -82,7 +82,7 @@ def test_the_rule_for_a_tpu_follows_its_memory(
 ) -> None:
     monkeypatch.setattr(tuned, "device_kind", lambda: kind)
     assert PallasTPU().settled(HALF) == PallasTPU(size, size)
-    assert pallas_tpu.compiler_params(1, 2).vmem_limit_bytes < pallas_tpu.VMEM[kind]
+    assert tpu_operands.compiler_params(1, 2).vmem_limit_bytes < tpu_operands.VMEM[kind]
 
 
 def fake(best: dict[str, int]) -> Any:
