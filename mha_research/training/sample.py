@@ -20,5 +20,6 @@ def generate(config: ConfigDict, task: CharLM, model: DecoderLM) -> str:
         jax.random.key(config.seed),
         config.run.sample_temperature,
         forbidden=BOUNDARY,
+        context=config.task.length,
     )
     return config.run.sample_prompt + task.vocabulary.decode(np.asarray(tokens))

@@ -229,3 +229,20 @@ def test_a_sample_follows_the_logits() -> None:
     np.testing.assert_array_equal(draws[0], draws[-1])
     with pytest.raises(ValueError, match=r"sample needs a prompt of one or more tokens.*got shape \(0,\), 3 and 1\.0"):
         sample(model, jnp.zeros(0, jnp.int32), 3, jax.random.key(0))
+
+
+def test_a_sample_reads_no_more_than_its_context_at_once() -> None:
+    """Where five tokens are full it goes on from the last two; a prompt that is longer is cut as well."""
+    model = make(Rotary(), seed=3)
+    sequence = [4, 2, 1, 3, 4, 2, 2]
+    found = sample(model, jnp.array(sequence), 9, jax.random.key(0), temperature=0, context=5)
+    window: list[int] = sequence[-2:]
+    for token in found:
+        if len(window) > 5:
+            window = window[-2:]
+        logits = run(model, jnp.array([window + [0] * (5 - len(window))]))[0, len(window) - 1]
+        assert int(token) == int(jnp.argmax(logits))
+        window.append(int(token))
+    assert sample(model, jnp.array([4]), 3, jax.random.key(0), context=1).shape == (3,)
+    with pytest.raises(ValueError, match="context of one or more tokens, got 0"):
+        sample(model, jnp.array([4]), 3, jax.random.key(0), context=0)
