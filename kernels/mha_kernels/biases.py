@@ -221,8 +221,8 @@ class DenseBias(Bias):
         return self.values
 
 
-def alibi_slopes(num_heads: int) -> jax.Array:
-    """ALiBi's slopes, float32 (H,): 2^(-8 k / H) for k = 1..H when H is a power of two.
+def alibi_slopes(num_heads: int, dtype: Any = jnp.float32) -> jax.Array:
+    """ALiBi's slopes, (H,) of `dtype`: 2^(-8 k / H) for k = 1..H when H is a power of two.
 
     Otherwise the slopes of the power of two below, then every second slope of twice that count, as the authors' code
     does. E.g. 8 heads: 1/2, 1/4, ..., 1/256. Press, Smith and Lewis 2022, section 3 and its published code.
@@ -236,7 +236,7 @@ def alibi_slopes(num_heads: int) -> jax.Array:
     slopes = _power_of_two_slopes(below)
     if below < num_heads:
         slopes = np.concatenate([slopes, _power_of_two_slopes(2 * below)[::2][: num_heads - below]])
-    return jnp.asarray(slopes, jnp.float32)
+    return jnp.asarray(slopes, dtype)
 
 
 def _power_of_two_slopes(num_heads: int) -> np.ndarray:

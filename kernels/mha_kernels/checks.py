@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.algebra import STATISTICS, Algebra, Origin, Positions
+from mha_kernels.algebra import STATISTICS, Algebra, Origin, Positions, accumulation_dtype
 from mha_kernels.biases import Bias, DenseBias
 from mha_kernels.dropout import Dropout, seed_of
 from mha_kernels.masks import DenseMask, Mask
@@ -72,11 +72,12 @@ def bundle(
         ValueError or TypeError: names the argument, what came and what was expected.
     """
     batch, length_q, heads, width = query.shape
+    dtype = accumulation_dtype(query, key)
     sizes = {"B": batch, "H": heads, "Q": length_q, "K": key.shape[1]}
     return Algebra(
         positions=_positions(Origin() if origin is None else origin, batch, heads),
-        scale=_scalar("scale", 1 / math.sqrt(width) if scale is None else scale),
-        softcap=None if softcap is None else _scalar("softcap", softcap, positive=True),
+        scale=_scalar("scale", 1 / math.sqrt(width) if scale is None else scale, dtype),
+        softcap=None if softcap is None else _scalar("softcap", softcap, dtype, positive=True),
         mask=align(_operand("mask", mask, Mask, DenseMask), sizes, "mask"),
         bias=align(_operand("bias", bias, Bias, DenseBias), sizes, "bias"),
         sink=align_array(sink, "H", "float", sizes, "sink"),
@@ -110,16 +111,17 @@ def _gate_axes(gate: Any) -> str:
     return "H" if array.ndim == 1 else "BH"
 
 
-def _scalar(name: str, value: Any, positive: bool = False) -> jax.Array:
+def _scalar(name: str, value: Any, dtype: Any, positive: bool = False) -> jax.Array:
+    """A real number in the type of the scores, (1, 1, 1, 1): a Python number is float64 under x64, which no kernel
+    takes."""
     array = known(value, name)
     if array.shape != ():
         raise ValueError(f"{name} has shape {array.shape}; expected a number")
     if not jnp.issubdtype(array.dtype, jnp.number) or jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise TypeError(f"{name} has dtype {array.dtype}; expected a real number")
+    array = array.astype(dtype)
     if isinstance(array, np.ndarray) and (not np.isfinite(array) or (positive and array <= 0)):
         raise ValueError(f"{name} is {value!r}; expected a {'positive, ' if positive else ''}finite number")
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        array = array.astype(jnp.float32)
     return array.reshape(1, 1, 1, 1)
 
 

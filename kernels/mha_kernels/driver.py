@@ -1,6 +1,8 @@
 """What an implementation that visits tiles provides, so that `transforms` can make it differentiable."""
 
-from typing import Any, NamedTuple, Protocol
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -60,3 +62,20 @@ class Driver(Protocol):
         Those of sink and head gate may be left at zero: the caller finds them.
         """
         ...
+
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+def in_32_bits(method: Callable[P, R]) -> Callable[P, R]:
+    """A pass of a driver that is traced without 64-bit types, whatever the caller has enabled.
+
+    With them, the loops and index maps of a kernel count in int64, which JAX's own lowering to TPU and GPU refuses.
+    """
+
+    @functools.wraps(method)
+    def run(*args: P.args, **keywords: P.kwargs) -> R:
+        with jax.enable_x64(False):
+            return method(*args, **keywords)
+
+    return run

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 
 from mha_kernels import kernel_tiles, mosaic, pallas_gpu_backward, tile, tuned
 from mha_kernels.algebra import Algebra
-from mha_kernels.driver import Backward
+from mha_kernels.driver import Backward, in_32_bits
 from mha_kernels.gpu_operands import Operands, looked_up, width_of
 from mha_kernels.kernel_tiles import Visits, form, shaped
 from mha_kernels.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
@@ -111,6 +111,7 @@ class PallasGPU:
         sizes = self.sizes(query, key, query, algebra)
         return {"query_tile": sizes.query_tile, "key_tile": sizes.key_tile}
 
+    @in_32_bits
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -135,6 +136,7 @@ class PallasGPU:
         found = {name: row[:, :, : sizes.length_q, None] for name, row in found.items()}
         return output[:, : sizes.length_q, :, : value.shape[-1]], found
 
+    @in_32_bits
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
         """See `driver.Driver`."""
         return pallas_gpu_backward.backward(self, task)

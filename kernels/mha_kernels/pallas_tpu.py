@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from mha_kernels import kernel_tiles, pallas_tpu_backward, tile, tuned
 from mha_kernels.algebra import Algebra
-from mha_kernels.driver import Backward
+from mha_kernels.driver import Backward, in_32_bits
 from mha_kernels.operands import Tile
 from mha_kernels.sizes import Sizes
 from mha_kernels.tpu_operands import (
@@ -84,6 +84,7 @@ class PallasTPU:
         sizes = self.sizes(query, key)
         return {"query_tile": sizes.query_tile, "key_tile": sizes.key_tile}
 
+    @in_32_bits
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -129,6 +130,7 @@ class PallasTPU:
         rows_of = {name: row.swapaxes(2, 3)[:, :, : sizes.length_q] for name, row in found.items()}
         return output[:, :, : sizes.length_q].swapaxes(1, 2).astype(dtype), rows_of
 
+    @in_32_bits
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
         """See `driver.Driver`."""
         return pallas_tpu_backward.backward(self, task)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import mha_kernels as mk
-from mha_kernels import checks
+from mha_kernels import checks, transforms
 from mha_kernels.pallas_gpu import PallasGPU
 from tests.mha_kernels.kernel_cases import CASES, errors, outcome, problem
 from tests.mha_kernels.kernel_drivers import OLD, gpu, no_races
@@ -25,6 +25,19 @@ if not OLD:  # older releases of JAX have no interpreter
         assert max(errors(output, expected_output)) < 1e-2
         assert max(errors(found, expected)) < 3e-6
         assert max(errors(gradients, expected_gradients)) < 3e-2
+
+    def test_lowers_for_a_gpu_with_64_bit_types_enabled():
+        given = problem("tables", jnp.bfloat16, batch=1, length_q=83, length_k=101, heads=2, groups=1, width=17)
+        with jax.enable_x64(True):
+            algebra = checks.bundle(given.query, given.key, **given.arguments)
+
+            def loss(query, key, value, algebra):
+                output, _ = transforms.run(PallasGPU(), query, key, value, algebra, (), None)
+                return output.astype(jnp.float32).sum()
+
+            traced = jax.jit(jax.grad(loss, argnums=(0, 3), allow_int=True)).trace(*given[:3], algebra)
+            text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        assert text.count("mosaic_gpu") >= 3  # forward, dq, dk and dv
 
 
 @pytest.mark.parametrize("size", [0, 96, 100, 64.0, True])

@@ -88,9 +88,14 @@ def test_a_closed_head_does_not_run():
     )
 
 
-@pytest.mark.parametrize("name", ["gates", "causal", "segments", "tables", "dense"])
-def test_lowers_for_a_tpu(name):
-    """What the compiler of kernels refuses before it compiles (blocks of (1, 1), layouts), seen without one."""
+@pytest.mark.parametrize(
+    "name, wide",
+    [("gates", False), ("causal", False), ("segments", False), ("tables", False), ("tables", True), ("dense", False)],
+)
+def test_lowers_for_a_tpu(name, wide):
+    """What the compiler of kernels refuses before it compiles (blocks of (1, 1), layouts), seen without one; `wide`:
+    with 64-bit types enabled.
+    """
     given = problem(name, jnp.bfloat16, batch=2, length_q=139, length_k=151, heads=4, groups=2, width=40)
     algebra = checks.bundle(given.query, given.key, **given.arguments)
 
@@ -101,7 +106,8 @@ def test_lowers_for_a_tpu(name):
     described = {"device_kind": "TPU v5 lite", "num_cores": 1, "platform": "tpu"}
     fields = inspect.signature(AbstractDevice).parameters  # platform is there from JAX 0.11 on
     device = AbstractDevice(**{name: value for name, value in described.items() if name in fields})
-    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
+    mesh = AbstractMesh((1,), ("x",), abstract_device=device)
+    with jax.enable_x64(wide), jax.sharding.use_abstract_mesh(mesh):
         assert "TPU v5 lite" in tuned.device_kind()
         traced = jax.jit(jax.grad(loss, argnums=(0, 3), allow_int=True)).trace(*given[:3], algebra)
         text = traced.lower(lowering_platforms=("tpu",)).as_text()
