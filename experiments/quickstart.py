@@ -20,10 +20,10 @@ from mha_research.config import ConfigError, parse_arguments
 
 CONFIG = Path(__file__).parents[1] / "configs/sweeps/quickstart.py"
 _BASELINES = {
-    "uniform": "every character equally likely",
-    "unigram": "character frequencies of the training text",
-    "bz2": "bz2 of the held-out text alone",
-    "bz2_primed": "bz2 after the training text",
+    "uniform": "a uniform guess",
+    "unigram": "character frequencies",
+    "bz2": "bz2 of that text alone",
+    "bz2_primed": "bz2 after training text",
 }
 _SHOWN_CHARACTERS = 40
 _SAMPLE_LENGTH = 300
@@ -77,7 +77,7 @@ def show(workdir: Path) -> list[Path]:
     sample = best.path / "sample.txt"
     if not sample.exists():
         write_atomically(sample, _sample(best.path) + "\n")
-    print(f"\nWhat {best.name}, the best run, writes:\n\n{sample.read_text(encoding='utf8')}")
+    print(f"\nWhat {best.name}, the best run and the one that is drawn, writes:\n\n{sample.read_text(encoding='utf8')}")
     pictures = [best.path / name for name in ("loss.png", "heads.png")]
     if not all(path.exists() for path in pictures):
         draw(best.path, json.loads(simple.read_text(encoding="utf8"))["valid"])
@@ -116,16 +116,16 @@ def _print_table(runs: Any, baselines: Mapping[str, Mapping[str, float]]) -> Non
 
     valid, test = (values(runs, f"{split}/nats_per_char") for split in ("valid", "test"))
     seeds = len(valid)
-    table = Table("held-out loss per character", "valid, nats", "valid, bits", "test, nats")
+    table = Table("loss per character", "valid, nats", "bits", "test, nats", "bits")
     for arm in runs.arms:
-        cells = [(column.mean() / unit, column.std() / unit) for column, unit in
-                 ((valid[arm], 1), (valid[arm], math.log(2)), (test[arm], 1))]  # fmt: skip
-        table.add_row(f"{arm}: mean ± sd of {seeds} seeds", *(f"{mean:.4f} ± {sd:.4f}" for mean, sd in cells))
+        cells = [(f"{x.mean():.3f} ± {x.std():.3f}", f"{x.mean() / math.log(2):.3f}") for x in (valid[arm], test[arm])]
+        table.add_row(f"{arm}, {seeds} seeds", *cells[0], *cells[1])
     table.add_section()
     for name, text in _BASELINES.items():
-        nats = baselines["valid"][name]
-        table.add_row(text, f"{nats:.4f}", f"{nats / math.log(2):.4f}", f"{baselines['test'][name]:.4f}")
+        nats = [baselines[split][name] for split in ("valid", "test")]
+        table.add_row(text, *(f"{loss / unit:.3f}" for loss in nats for unit in (1, math.log(2))))
     Console().print(table)
+    print("mean ± standard deviation over seeds, on the validation and the test text")
 
 
 @functools.lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ command, config or directory, 130 and 143 stopped by Ctrl-C and SIGTERM after a 
 
 import logging
 import sys
+from pathlib import Path
 
 from experiments.command_line import command_line
 from mha_research.config import ConfigError, load_config, parse_arguments
@@ -40,6 +41,7 @@ def run(config, workdir: str, overrides: dict[str, str]) -> int:  # type: ignore
 
     logging.getLogger("absl").setLevel(logging.ERROR)
     use_compilation_cache()
+    over = Path(workdir, "result.json").exists()
     try:
         result = train(config, workdir, overrides)
     except (ConfigError, TaskError, WorkdirError) as error:
@@ -55,6 +57,8 @@ def run(config, workdir: str, overrides: dict[str, str]) -> int:  # type: ignore
         return _fail(f"out of memory: lower train.batch_size or raise train.accumulate ({said})", 1)
     if result.status != "finished":
         return _fail(result.message, 1)
+    if over:
+        print(f"{workdir} was finished already, at step {result.step}")
     return 0
 
 

@@ -237,7 +237,9 @@ def faults(row: dict[str, Any], short: dict[str, Any] | None) -> str:
         found.append(f"shared memory {row['smem']} B")
     if short:
         # Short arrays may live in a TPU's vector memory, which is not counted: growth alone proves nothing there.
-        if row["temporary"] > max(4.2 * short["temporary"] + 2**20, 4 * (row["arguments"] + row["output"])):
+        # In its other memory a row of a head takes 128 lanes, however narrow it is.
+        stored = (row["arguments"] + row["output"]) * max(1, 128 // row["width"])
+        if row["temporary"] > max(4.2 * short["temporary"] + 2**20, 2 * stored):
             found.append(f"temporary memory grows from {short['temporary']} to {row['temporary']} B")
         if row["temporary"] >= row["length"] ** 2:
             found.append("temporary memory of the size of Q x K")

@@ -6,7 +6,7 @@ one run per row, so the effect to expect is small: an inverted U, flat in its mi
 
     python -m experiments.sweep --config=configs/sweeps/head_count.py --workdir=runs/head_count
 
-Cost: 6 arms x (3 rates + 8 seeds) runs of 8.1e12 FLOPs, which is 5 minutes at 30 GFLOP/s.
+Cost: 6 arms x (3 rates + 8 seeds) = 66 runs, each of 8.1e12 FLOPs: 5 minutes at 30 GFLOP/s, 5 hours together.
 """
 
 import math

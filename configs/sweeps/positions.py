@@ -5,7 +5,7 @@ thousand tokens, rotary positions last a hundred or two beyond the training leng
 
     python -m experiments.sweep --config=configs/sweeps/positions.py --workdir=runs/positions
 
-Cost: 4 arms x (3 rates + 8 seeds) runs of 7.6e12 FLOPs, which is 4 minutes at 30 GFLOP/s.
+Cost: 4 arms x (3 rates + 8 seeds) = 44 runs, each of 7.6e12 FLOPs: 4 minutes at 30 GFLOP/s, 3 hours together.
 """
 
 from mha_research.config import default_config

@@ -6,7 +6,7 @@ the claim is of no difference, with a margin fixed beforehand.
 
     python -m experiments.sweep --config=configs/sweeps/recall.py --workdir=runs/recall
 
-Cost: 4 arms x 8 seeds runs of 1.4e12 FLOPs, which is 1 minute at 30 GFLOP/s.
+Cost: 4 arms x 8 seeds = 32 runs, each of 1.4e12 FLOPs: a minute at 30 GFLOP/s, half an hour together.
 """
 
 from mha_research.config import default_config

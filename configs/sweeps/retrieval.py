@@ -7,7 +7,7 @@ do, and whether more heads than items help to train. The arms have the same para
 
     python -m experiments.sweep --config=configs/sweeps/retrieval.py --workdir=runs/retrieval
 
-Cost: 5 arms x 8 seeds runs of 4.0e11 FLOPs. Small products and drawing the examples take most of the time.
+Cost: 5 arms x 8 seeds = 40 runs, each of 4.0e11 FLOPs. Small products and drawing the examples take most of the time.
 """
 
 from mha_research.config import default_config

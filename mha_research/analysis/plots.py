@@ -17,7 +17,7 @@ def loss_curve(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel=f"loss ({unit}), lower is better")
-    styles: dict[str, dict[str, Any]] = {"train": {"alpha": 0.8}, "valid": {"marker": "o"}}
+    styles: dict[str, dict[str, Any]] = {"train": {"alpha": 0.8, "marker": "."}, "valid": {"marker": "o"}}
     for name, look in styles.items():
         points = [(row["step"], row[f"{name}/loss"]) for row in rows if f"{name}/loss" in row]
         if points:
@@ -51,7 +51,7 @@ def attention_maps(weights: Sequence[np.ndarray], labels: Sequence[str]) -> Figu
             image = axes.imshow(np.sqrt(np.asarray(layer[head], np.float32)), cmap="Blues", vmin=0, vmax=1)
             axes.set_title(f"layer {number} head {head}", fontsize="small")
             axes.set_xticks(range(length), labels, fontsize=6, family="monospace")
-            axes.set_yticks(range(length), labels, fontsize=6, family="monospace")
+            axes.set_yticks(range(length), labels, fontsize=4.5, family="monospace")
             axes.tick_params(length=0, pad=1)
     figure.supxlabel("key: the token that is read", fontsize="medium")
     figure.supylabel("query: the token that reads", fontsize="medium")

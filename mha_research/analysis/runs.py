@@ -2,6 +2,7 @@
 
 runs = load_runs(DIR)          a sequence of Run
 runs.table()                   one row a run: arm, seed, status, final metrics
+runs["h4/seed0"]               one of them, by name or by place
 runs[0].curve("valid/loss")    step and value
 runs[0].restore()              the model with its trained parameters
 """
@@ -26,7 +27,13 @@ SIZES = ("parameters", "flops_per_step", "tokens_per_step")
 _STEPS_TO = re.compile(r"steps_to:(.+?)(<=|>=)(.+)")
 
 
-@dataclasses.dataclass(frozen=True)
+def source_of(metric: str) -> str:
+    """The logged metric that a claim's metric is made from: `valid/loss` of `steps_to:valid/loss<=2.0`."""
+    match = _STEPS_TO.fullmatch(metric)
+    return match[1] if match else metric
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Run:
     """One run. `status` is finished, diverged, failed or waiting; `result` is what result.json holds, empty before the
     end."""
@@ -41,6 +48,9 @@ class Run:
     config: Mapping[str, Any]
     result: Mapping[str, Any]
     failure: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {self.status}, {str(self.path)!r})"
 
     @functools.cached_property
     def rows(self) -> pd.DataFrame:
@@ -109,8 +119,17 @@ class Runs(Sequence[Run]):
     def __len__(self) -> int:
         return len(self._runs)
 
+    def __repr__(self) -> str:
+        return f"Runs of {', '.join(map(str, self.workdirs))}:\n" + "\n".join(f"  {run!r}" for run in self)
+
     def __getitem__(self, index: Any) -> Any:
-        return self._runs[index]
+        """A run by place or by name (`h4/seed0`), or those of a slice. KeyError for a name that is not there."""
+        if not isinstance(index, str):
+            return self._runs[index]
+        found = {run.name: run for run in self}
+        if index not in found:
+            raise KeyError(f"there is no run {index!r}; there are {', '.join(found)}")
+        return found[index]
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs)

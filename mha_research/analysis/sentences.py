@@ -62,7 +62,7 @@ def beside(verdict: Verdict, claim: Claim, runs: Runs) -> list[str]:
     arms = [arm for arm in claim.contrast if arm in table]
     both = table[arms].dropna()
     if len(arms) == 2:
-        r = number(pairing_correlation(both[arms[0]], both[arms[1]]), 2)
+        r = number(pairing_correlation(both[arms[0]], both[arms[1]]), 3)
         parts.append(f"pairing: the arms correlate {r} over seeds")
     ordered = sorted(arms, key=lambda arm: claim.contrast[arm])
     if len(ordered) > 2 and len(both) >= 2:

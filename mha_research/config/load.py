@@ -1,6 +1,8 @@
 """From a config file and overrides to one checked config, and from a choice to its object."""
 
+import difflib
 import importlib.util
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -91,4 +93,15 @@ def _in_file(file: Path, error: BaseException) -> ConfigError:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     lines += [error.lineno] if isinstance(error, SyntaxError) else []
     where = f"{file}, line {lines[-1]}" if lines else str(file)
-    return ConfigError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}")
+    return ConfigError(f"{where}: {_said(error)}")
+
+
+def _said(error: BaseException) -> str:
+    """What ml_collections says of a field, without its lists of all others and addresses of objects; else the error."""
+    said = " ".join(str(error).split())
+    if match := re.search(r'Key "(.+?)" does not exist', said):
+        close = difflib.get_close_matches(match[1], {path.rsplit(".", 1)[-1] for path in FIELDS}, n=1)
+        return f"there is no field {match[1]!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+    if match := re.search(r"override field '(\w+)'.* type <class '(\w+)'> .* type <class '(\w+)'>", said):
+        return f"{match[1]} must be {match[3]}, got a {match[2]}"
+    return f"{type(error).__name__}: {said}"

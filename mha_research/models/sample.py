@@ -16,12 +16,12 @@ def sample(
     length: int,
     key: jax.Array,
     temperature: float = 1.0,
-    forbidden: int | None = None,
+    forbidden: tuple[int, ...] = (),
     context: int | None = None,
 ) -> jax.Array:
     """`length` tokens after the prompt (P,), drawn from softmax(logits / temperature); int32 (length,).
 
-    Temperature 0 takes the most probable token; `forbidden` is a token that is never drawn. `context` is the most
+    Temperature 0 takes the most probable token; `forbidden` tokens are never drawn. `context` is the most
     tokens that the model reads at once, those it was trained on: beyond them positions mean nothing to most models.
     Where it is full, the model goes on from the last half of it. Deterministic in the key.
     Raises ValueError for an empty prompt, a length below 1, a context below 1 or a negative temperature.
@@ -47,14 +47,14 @@ def sample(
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
 def _continued(
-    graphdef: Any, state: Any, prompt: jax.Array, keys: jax.Array, temperature: float, forbidden: int | None
+    graphdef: Any, state: Any, prompt: jax.Array, keys: jax.Array, temperature: float, forbidden: tuple[int, ...]
 ) -> jax.Array:
     """A token for each key, in one compiled loop."""
     model = nnx.merge(graphdef, state)
 
     def choose(logits: jax.Array, key: jax.Array) -> jax.Array:
-        if forbidden is not None:
-            logits = logits.at[forbidden].set(-jnp.inf)
+        for token in forbidden:
+            logits = logits.at[token].set(-jnp.inf)
         if temperature == 0:
             return jnp.argmax(logits).astype(jnp.int32)
         return jax.random.categorical(key, logits / temperature).astype(jnp.int32)

@@ -1,13 +1,18 @@
 """What each arm costs before it runs: parameters, FLOPs, tokens; and in what arms are not matched."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
+from mha_research.analysis.claims import elementary
 from mha_research.analysis.manifest import Manifest
+from mha_research.analysis.runs import SIZES, source_of
 from mha_research.config import ConfigError, differences, override
 from mha_research.sweeps.plan import SweepError, base_config
+from mha_research.tasks import Task
 from mha_research.training import build_task, rehearse
 from mha_research.training.step import build_program
 from mha_research.training.summary import flops_per_step
@@ -39,22 +44,43 @@ def arm_configs(manifest: Manifest) -> dict[str, ConfigDict]:
 
 
 def sizes(manifest: Manifest) -> dict[str, Size]:
-    """Arm -> size. Builds each arm's model without arrays; one that cannot be built is a SweepError naming its arm."""
-    tasks: list[tuple[ConfigDict, object]] = []
+    """Arm -> size. Builds each arm's model without arrays.
+
+    Raises SweepError naming the arm whose model cannot be built, or a metric that an arm will not have.
+    """
+    tasks: list[tuple[ConfigDict, Any]] = []
     found = {}
     for arm, config in arm_configs(manifest).items():
         task = next((task for other, task in tasks if _same_task(other, config)), None)
         if task is None:
             task = build_task(config)
             tasks.append((config, task))
+            _check_metrics(manifest, arm, task)
         try:
-            rehearse(config, task, update=False)  # type: ignore[arg-type]
-            program = build_program(config, task.spec)  # type: ignore[attr-defined]
+            rehearse(config, task, update=False)
+            program = build_program(config, task.spec)
         except ConfigError as error:
             raise SweepError(f"arm {arm!r}: {error}") from None
-        tokens = config.train.batch_size * task.spec.length  # type: ignore[attr-defined]
+        tokens = config.train.batch_size * task.spec.length
         found[arm] = Size(program.parameters, flops_per_step(config, program), tokens, config.train.steps)
     return found
+
+
+def _check_metrics(manifest: Manifest, arm: str, task: Task) -> None:
+    """What is asked of a run must be among what its task reports, or the answer comes after the last run: nothing."""
+    names = [name.partition("@") for name in task.evaluations()]
+    known = [f"{split}/{metric}{at}{n}" for split, at, n in names for metric in task.metrics(1.0, 1.0)]
+    tune = manifest.frozen.tune
+    asked = [("claim", claim.metric) for claim in elementary(manifest.frozen.claims)]
+    asked += [("Sweep.worst", metric) for metric in manifest.frozen.worst]
+    asked += [("Tune.metric", tune["metric"])] if tune else []
+    for where, metric in asked:
+        source = source_of(metric)
+        if source in known or source in SIZES or source.startswith(("time/", "train/", "heads/")):
+            continue
+        close = difflib.get_close_matches(source, [*known, *SIZES], n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+        raise SweepError(f"arm {arm!r} reports no {source!r}, which a {where} asks for; {hint}")
 
 
 def _same_task(a: ConfigDict, b: ConfigDict) -> bool:

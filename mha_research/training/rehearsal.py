@@ -6,7 +6,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mha_research.config import ConfigError
-from mha_research.tasks import CharLM, Task
+from mha_research.tasks import Task
 from mha_research.training.build import as_config_error
 from mha_research.training.evaluate import held_out_sets
 from mha_research.training.step import build_program, zero_sums
@@ -37,17 +37,9 @@ def rehearse(config: ConfigDict, task: Task, update: bool = True) -> None:
 
 
 def _check_table(config: ConfigDict, task: Task, longest: int) -> None:
-    """A table of learned positions ends: beyond it a model gives NaN, in a held-out set or in a sample."""
-    if config.model.position.name != "learned":
-        return
-    sampled = isinstance(task, CharLM) and config.run.sample_length
-    reached = {
-        "task.test_lengths": longest,
-        "run.sample_length": 1 + len(config.run.sample_prompt) + config.run.sample_length if sampled else 0,
-    }
-    for field, length in reached.items():
-        if length > task.spec.length:
-            raise ConfigError(
-                f"{field} reaches position {length}, beyond the {task.spec.length} of task.length that "
-                "model.position.name = 'learned' has a table for"
-            )
+    """A table of learned positions ends: beyond it a model gives NaN in a held-out set."""
+    if config.model.position.name == "learned" and longest > task.spec.length:
+        raise ConfigError(
+            f"task.test_lengths reaches position {longest}, beyond the {task.spec.length} of task.length that "
+            "model.position.name = 'learned' has a table for"
+        )

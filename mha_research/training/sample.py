@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from mha_research.models import DecoderLM, sample
 from mha_research.tasks import CharLM
-from mha_research.tasks.char_lm import BOUNDARY
+from mha_research.tasks.char_lm import BOUNDARY, UNKNOWN
 
 
 def generate(config: ConfigDict, task: CharLM, model: DecoderLM) -> str:
@@ -19,7 +19,7 @@ def generate(config: ConfigDict, task: CharLM, model: DecoderLM) -> str:
         config.run.sample_length,
         jax.random.key(config.seed),
         config.run.sample_temperature,
-        forbidden=BOUNDARY,
+        forbidden=(BOUNDARY, UNKNOWN),
         context=config.task.length,
     )
     return config.run.sample_prompt + task.vocabulary.decode(np.asarray(tokens))

@@ -56,5 +56,5 @@ def test_bca():
     assert (low, high) == bca_interval([1.0, 2, 3, 4, 10])
     assert np.isnan(bca_interval([1.0, 1, 1])).all()
     assert np.isnan(bca_interval([1.0, 2])).all()
-    assert "83 % at 5 seeds" in bca_label(6)
+    assert "84 % at 5 seeds" in bca_label(6)
     assert "covers" not in bca_label(2)

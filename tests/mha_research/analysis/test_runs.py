@@ -32,6 +32,11 @@ def test_runs_are_what_the_files_say(tmp_path):
     first = runs[0]
     assert (first.name, first.arm, first.seed, first.config["model.attention.num_heads"]) == ("h1/seed0", "h1", 0, 1)
     stored = json.loads((workdir / "runs/h1/seed0/result.json").read_text())
+    assert runs["h1/seed0"] is first
+    assert repr(first) == f"Run('h1/seed0', finished, '{workdir / 'runs/h1/seed0'}')"
+    assert repr(runs).startswith(f"Runs of {workdir}:\n  Run('h1/seed0', finished, ")
+    with pytest.raises(KeyError, match="no run 'h9/seed0'; there are h1/seed0, "):
+        runs["h9/seed0"]
     assert first.value(METRIC) == stored["metrics"][METRIC]
     assert first.value("parameters") == 12345
     assert list(first.curve("valid/nats_per_char")["step"]) == [10, 20, 30, 40, 50, 60]

@@ -37,8 +37,14 @@ def test_file_then_overrides(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "body,message",
     [
-        (HEADER + "    config.model.d_modle = 3\n    return config\n", r"my_config\.py, line 4: .*d_modle"),
-        (HEADER + "    config.model.d_model = 'wide'\n    return config\n", r"my_config\.py, line 4: .*d_model"),
+        (
+            HEADER + "    config.model.d_modle = 3\n    return config\n",
+            r"my_config\.py, line 4: there is no field 'd_modle'; did you mean 'd_model'\?$",
+        ),
+        (
+            HEADER + "    config.model.d_model = 'wide'\n    return config\n",
+            r"my_config\.py, line 4: d_model must be int, got a str$",
+        ),
         (HEADER + "    return config.to_dict()\n", "must be a ConfigDict made by default_config"),
         ("def get_config(:\n", "line 1: SyntaxError"),
         ("import a_module_that_is_not_there\n", "line 1: ModuleNotFoundError"),

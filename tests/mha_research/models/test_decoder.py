@@ -224,7 +224,7 @@ def test_a_sample_follows_the_logits() -> None:
         padded = sequence + [0] * (6 - len(sequence))
         assert int(token) == int(jnp.argmax(run(model, jnp.array([padded]))[0, len(sequence) - 1]))
         sequence.append(token)
-    draws = [sample(model, prompt, 50, jax.random.key(seed), forbidden=5) for seed in (0, 1, 2, 3, 0)]
+    draws = [sample(model, prompt, 50, jax.random.key(seed), forbidden=(5,)) for seed in (0, 1, 2, 3, 0)]
     assert set(np.concatenate(draws).tolist()) == set(range(VOCABULARY)) - {5}
     np.testing.assert_array_equal(draws[0], draws[-1])
     with pytest.raises(ValueError, match=r"sample needs a prompt of one or more tokens.*got shape \(0,\), 3 and 1\.0"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,27 @@ def test_sizes_by_hand_and_what_is_not_matched():
 def test_a_model_that_cannot_be_built_is_refused_in_planning():
     with pytest.raises(ValueError, match=r"arm 'h5': model: .*heads"):
         sizes(planned(Sweep({"h5": {"model.attention.num_heads": 5}}, 1)))
+
+
+@pytest.mark.parametrize(
+    "metric,told",
+    [
+        ("test/los", "arm 'h1' reports no 'test/los', which a claim asks for; did you mean 'test/loss'?"),
+        ("steps_to:valid/lost<=2.0", "no 'valid/lost', which a claim asks for; did you mean 'valid/loss'?"),
+        ("test/quality", "there are valid/loss, valid/accuracy, test/loss, test/accuracy"),
+    ],
+)
+def test_a_metric_that_no_run_will_have_is_refused_in_planning(metric, told):
+    wrong = dataclasses.replace(
+        tiny.get_sweep(), claims=[Claim(text="it is", metric=metric, contrast={"h1": 1, "h3": -1})], worst={}
+    )
+    with pytest.raises(SweepError, match=re.escape(told)):
+        sizes(planned(wrong))
+    for asked in ("steps_to:valid/loss<=2.0", "time/steps_per_second", "parameters"):
+        claim = Claim(text="it is", metric=asked, contrast={"h1": 1, "h3": -1})
+        sizes(planned(dataclasses.replace(tiny.get_sweep(), claims=[claim], worst={})))
+    with pytest.raises(SweepError, match=r"no 'test/nll', which a Sweep\.worst asks for"):
+        sizes(planned(dataclasses.replace(tiny.get_sweep(), claims=[], worst={"test/nll": 3.0})))
 
 
 def test_quick_is_small():

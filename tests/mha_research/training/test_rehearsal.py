@@ -31,11 +31,6 @@ def text(tiny: ConfigDict, tmp_path: pathlib.Path) -> ConfigDict:
         ({"model.attention.implementation": "pallas_gpu"}, "^model: .*pallas_gpu"),
         ({"model.attention.implementation": "nothing"}, "^model: .*nothing"),
         ({**LEARNED, "task.test_lengths": (4, 16)}, r"^task\.test_lengths reaches position 16, beyond the 8"),
-        ({**LEARNED, "run.sample_length": 8}, r"^run\.sample_length reaches position 9, beyond the 8"),
-        (
-            {**LEARNED, "run.sample_length": 5, "run.sample_prompt": "abc"},
-            r"^run\.sample_length reaches position 9, beyond the 8",
-        ),
     ],
 )
 def test_what_would_fail_later_is_refused_now(
