@@ -64,7 +64,8 @@ class Driver(Protocol):
         ...
 
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def in_32_bits(method: Callable[P, R]) -> Callable[P, R]:
