@@ -77,13 +77,16 @@ def one_key(where: str, rngs: Any, stream: str = "dropout") -> jax.Array:
     return rngs
 
 
-def check_grid(where: str, grid: Any) -> None:
-    """Raises TypeError where `grid` is neither None nor (rows, columns), ValueError for one below 1."""
+def as_grid(where: str, grid: Any) -> tuple[int, int] | None:
+    """A grid as two ints, which can be hashed, or None. Raises TypeError where `grid` is neither None nor (rows,
+    columns), ValueError for one below 1.
+    """
     if grid is None:
-        return
+        return None
     if not isinstance(grid, tuple | list) or len(grid) != 2:
         raise TypeError(f"{where}: grid must be (rows, columns), got {grid!r}")
     check_integers(where, rows=grid[0], columns=grid[1])
+    return int(grid[0]), int(grid[1])
 
 
 def as_array(name: str, x: Any) -> Any:

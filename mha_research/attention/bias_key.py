@@ -56,7 +56,7 @@ def with_bias_value(heads: jax.Array, share: jax.Array, bias_value: jax.Array, d
     """
     extra = 1 - share
     if dropout is not None:
-        keep = jax.random.bernoulli(jax.random.fold_in(dropout.key, 1), 1 - dropout.rate, extra.shape)
+        keep = jax.random.bernoulli(jax.random.fold_in(dropout.key, 1), jnp.float32(1 - dropout.rate), extra.shape)
         extra = extra * keep / (1 - dropout.rate)
     value = jnp.repeat(bias_value, heads.shape[2] // bias_value.shape[0], axis=0)[None, None]
     share, extra = (jnp.moveaxis(p, 1, 2)[..., None] for p in (share, extra))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mha_kernels import Mask
-from mha_research.attention.arguments import as_padding, check_grid, check_integers
+from mha_research.attention.arguments import as_grid, as_padding, check_integers
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
 
@@ -60,7 +60,7 @@ class ConvValueAttention(MultiHeadAttention):
         if choices.get("packed") or choices.get("joint_init"):
             raise ValueError("ConvValueAttention takes no packed and no joint_init")
         check_integers("ConvValueAttention", kernel_size=kernel_size)
-        check_grid("ConvValueAttention", grid)
+        grid = as_grid("ConvValueAttention", grid)
         if causal and grid is not None:
             raise ValueError(f"ConvValueAttention: causal needs a sequence, not a grid, got {grid}")
         super().__init__(in_features, num_heads, *sizes, rngs=rngs, **choices)

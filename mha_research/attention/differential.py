@@ -58,8 +58,9 @@ class DifferentialAttention(MultiHeadAttention):
         self.head_norm = nnx.RMSNorm(self.value_head_dim, epsilon=1e-5, param_dtype=self.param_dtype, rngs=rngs)
 
     def lambda_value(self) -> jax.Array:
-        """lambda, a float32 scalar."""
-        q1, k1, q2, k2 = self.lambdas[...].astype(jnp.float32)
+        """lambda, a scalar of at least float32."""
+        lambdas = self.lambdas[...]
+        q1, k1, q2, k2 = lambdas.astype(jnp.promote_types(lambdas.dtype, jnp.float32))
         return jnp.exp(jnp.sum(q1 * k1)) - jnp.exp(jnp.sum(q2 * k2)) + self.lambda_start
 
     def _rotate(self, x: jax.Array, start: int | jax.Array) -> jax.Array:
@@ -67,18 +68,18 @@ class DifferentialAttention(MultiHeadAttention):
         return jnp.concatenate([first, second], axis=-1)
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
-        gate = options.head_gate
+        gate, wide = options.head_gate, jnp.promote_types(query.dtype, jnp.float32)
         # The norm would undo a gate before it, so inside a gate only says which heads run.
         call = {
             **self.scoring(options),
-            "head_gate": None if gate is None else (gate != 0).astype(jnp.float32),
+            "head_gate": None if gate is None else (gate != 0).astype(wide),
             "dropout": options.dropout,
             "origin": options.origin,
             "precision": self.precision,
             "implementation": self.implementation,
         }
         first, second = (
-            mha_kernels.attention(q, k, value, **call).astype(jnp.float32)
+            mha_kernels.attention(q, k, value, **call).astype(wide)
             for q, k in zip(jnp.split(query, 2, axis=-1), jnp.split(key, 2, axis=-1))
         )
         heads = (1 - self.lambda_start) * self.head_norm(first - self.lambda_value() * second)

@@ -65,5 +65,5 @@ class DomainAdapter(MultiHeadAttention):
                 raise TypeError(f"DomainAdapter: domain (B,) must be integers, got {domain.dtype}")
             if not isinstance(domain, jax.core.Tracer) and not np.isin(np.asarray(domain), range(count)).all():
                 raise ValueError(f"DomainAdapter: domain must be in [0, {count}), got {domain}")
-            domain = jax.nn.one_hot(domain, count, dtype=jnp.float32)
+            domain = jax.nn.one_hot(domain, count, dtype=self.domains.dtype)
         return domain @ self.domains[...]

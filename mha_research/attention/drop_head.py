@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,9 @@ class DropHead:
             raise ValueError(f"DropHead: schedule must be one of {SCHEDULES}, got {self.schedule!r}")
         if self.schedule != "constant" and self.steps is None:
             raise ValueError(f"DropHead: schedule {self.schedule!r} needs steps of at least 1, got None")
+        for name in ("rate", "start_rate", "importance_power"):  # a float64 of NumPy would make float64 of float32
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else float(value))
 
     def rate_at(self, step: int | jax.Array | None) -> float | jax.Array:
         """The rate p at a training step. Raises ValueError when a schedule is not told the step, TypeError when that is
@@ -83,8 +86,10 @@ class DropHead:
         *,
         step: int | jax.Array | None = None,
         importance: jax.Array | None = None,
+        dtype: Any = jnp.float32,
     ) -> jax.Array:
-        """Gates (B, H), float32: 0 for a dropped head, H / kept for the others.
+        """Gates (B, H) of `dtype`: 0 for a dropped head, H / kept for the others. Which are dropped does not depend on
+        it.
 
         Raises ValueError when `importance_power` is not zero and `importance` (H,) is missing or of another shape.
         """
@@ -98,9 +103,9 @@ class DropHead:
             if importance.shape != (num_heads,):
                 raise ValueError(f"DropHead: importance must be {(num_heads,)}, got {importance.shape}")
             rate = head_rates(rate, importance, self.importance_power)[None]
-        kept = jax.random.uniform(key, (batch_size, num_heads)) >= rate
+        kept = jax.random.uniform(key, (batch_size, num_heads), jnp.float32) >= rate
         kept = kept | ~jnp.any(kept, axis=-1, keepdims=True)
-        return kept * (num_heads / jnp.sum(kept, axis=-1, keepdims=True, dtype=jnp.float32))
+        return kept * (num_heads / jnp.sum(kept, axis=-1, keepdims=True, dtype=dtype))
 
 
 def head_rates(rate: float | jax.Array, importance: jax.Array, power: float) -> jax.Array:
@@ -129,4 +134,4 @@ def update_importance(importance: jax.Array, gates: jax.Array, gradient: jax.Arr
     kept = gates != 0
     count = jnp.sum(kept, axis=0)
     seen = jnp.sum(jnp.abs(gates * gradient), axis=0) / jnp.maximum(count, 1)
-    return jnp.where(count > 0, decay * importance + (1 - decay) * seen, importance)
+    return jnp.where(count > 0, decay * importance + (1 - decay) * seen, importance).astype(importance.dtype)

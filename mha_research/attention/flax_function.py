@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_kernels import CausalMask, DenseMask, Dropout, Mask, attention, attention_weights
 from mha_research.attention.arguments import as_array
@@ -84,7 +85,7 @@ def flax_attention_fn(
         masks = DenseMask(flat_scores(jnp.asarray(as_array("flax_attention_fn: mask", mask)) == 1, "mask"))
     if is_causal:
         masks = CausalMask() if masks is None else masks & CausalMask()
-    number = isinstance(dropout_rate, (int, float)) and not isinstance(dropout_rate, bool)
+    number = isinstance(dropout_rate, (int, float, np.integer, np.floating)) and not isinstance(dropout_rate, bool)
     if not number or not 0 <= dropout_rate <= 1:
         raise (ValueError if number else TypeError)(
             f"flax_attention_fn: dropout_rate must be in [0, 1], got {dropout_rate!r}"
@@ -93,7 +94,7 @@ def flax_attention_fn(
     if not deterministic and dropout_rate > 0:
         if dropout_rng is None:
             raise ValueError(f"flax_attention_fn: dropout_rate={dropout_rate} needs dropout_rng, got None")
-        dropout = Dropout(dropout_rate, dropout_rng)
+        dropout = Dropout(float(dropout_rate), dropout_rng)
     query, key, value = flat(query), flat(key), flat(value)
     added = None if bias is None else flat_scores(jnp.asarray(as_array("flax_attention_fn: bias", bias)), "bias")
     if module is not None:

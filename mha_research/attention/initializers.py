@@ -44,7 +44,7 @@ def orthogonal(scale: float = 1.0, num_heads: int | None = None, head_axis: int 
     check_numbers("orthogonal", scale=scale)
     if head_axis not in (0, 1):
         raise ValueError(f"orthogonal: head_axis must be 0 or 1, got {head_axis!r}")
-    whole = jax.nn.initializers.orthogonal(scale)
+    whole = _haar(scale)
     if num_heads is None:
         return whole
 
@@ -53,10 +53,25 @@ def orthogonal(scale: float = 1.0, num_heads: int | None = None, head_axis: int 
             raise ValueError(f"orthogonal: axis {head_axis} of {shape} is no multiple of num_heads={num_heads}")
         block = list(shape)
         block[head_axis] //= num_heads
-        blocks = [whole(k, tuple(block), dtype) for k in jax.random.split(key, num_heads)]
+        blocks = [whole(k, (block[0], block[1]), dtype) for k in jax.random.split(key, num_heads)]
         return jnp.concatenate(blocks, axis=head_axis)
 
     return init
+
+
+def _haar(scale: float = 1.0) -> Initializer:
+    """`jax.nn.initializers.orthogonal`, whose factorisation takes no 16-bit type, for every type."""
+    whole = jax.nn.initializers.orthogonal(float(scale))
+
+    def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
+        return whole(key, shape, _wide(dtype)).astype(dtype)
+
+    return init
+
+
+def _wide(dtype: Any) -> Any:
+    """The type in which a matrix of `dtype` is drawn and factorised: float32 at least, whatever JAX's default is."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def svd_decay(rate: float = 0.95, match_norm: bool = False) -> Initializer:
@@ -73,15 +88,15 @@ def svd_decay(rate: float = 0.95, match_norm: bool = False) -> Initializer:
     check_numbers("svd_decay", rate=rate)
     if not 0 < rate <= 1:
         raise ValueError(f"svd_decay: rate must be in (0, 1], got {rate}")
-    whole = jax.nn.initializers.orthogonal()
+    whole = _haar()
 
     def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
         rows, columns = shape
         rank = min(shape)
         left_key, right_key = jax.random.split(key)
-        left = whole(left_key, (rows, rank), jnp.float32)
-        right = whole(right_key, (rank, columns), jnp.float32)
-        spectrum = rate ** jnp.arange(rank, dtype=jnp.float32)
+        left = whole(left_key, (rows, rank), _wide(dtype))
+        right = whole(right_key, (rank, columns), _wide(dtype))
+        spectrum = float(rate) ** jnp.arange(rank, dtype=_wide(dtype))
         if match_norm:
             spectrum *= jnp.sqrt(2 * rows * columns / (rows + columns) / jnp.sum(spectrum**2))
         return (jnp.einsum("ir,r,ro->io", left, spectrum, right)).astype(dtype)
@@ -130,9 +145,11 @@ def mimetic(
     Raises ValueError when E or H*V exceeds D.
     """
 
-    def factors(key: jax.Array, features: int, rank: int, noise: float, diagonal: float) -> tuple[jax.Array, jax.Array]:
-        normal = jax.random.normal(key, (features, features)) / math.sqrt(features)
-        left, spectrum, right = jnp.linalg.svd(noise * normal + diagonal * jnp.eye(features))
+    def factors(
+        key: jax.Array, features: int, rank: int, noise: float, diagonal: float, dtype: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        normal = jax.random.normal(key, (features, features), dtype) / math.sqrt(features)
+        left, spectrum, right = jnp.linalg.svd(noise * normal + diagonal * jnp.eye(features, dtype=dtype))
         root = jnp.sqrt(spectrum[:rank])
         return left[:, :rank] * root[None], root[:, None] * right[:rank]
 
@@ -146,8 +163,8 @@ def mimetic(
                 f"features={features}"
             )
         *head_keys, value_key = jax.random.split(key, num_heads + 1)
-        pairs = [factors(k, features, head_dim, qk_noise, qk_identity) for k in head_keys]
-        value, output = factors(value_key, features, value_width, vo_noise, -vo_identity)
+        pairs = [factors(k, features, head_dim, qk_noise, qk_identity, _wide(dtype)) for k in head_keys]
+        value, output = factors(value_key, features, value_width, vo_noise, -vo_identity, _wide(dtype))
         matrices = {
             "query": jnp.concatenate([left for left, _ in pairs], axis=1),
             "key": jnp.concatenate([right.T for _, right in pairs], axis=1),

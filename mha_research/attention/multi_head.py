@@ -131,7 +131,8 @@ class MultiHeadAttention(nnx.Module):
         self.value_head_dim = self.head_dim if value_head_dim is None else value_head_dim
         self.out_features = in_features if out_features is None else out_features
         self.scale = scale_factor(scale, self.head_dim)
-        self.softcap, self.position, self.dropout_rate, self.drop_head = softcap, position, dropout_rate, drop_head
+        self.softcap = None if softcap is None else float(softcap)
+        self.position, self.dropout_rate, self.drop_head = position, float(dropout_rate), drop_head
         self.add_zero_attention, self.packed = add_zero_attention, packed
         self.dtype, self.param_dtype = dtype, param_dtype
         self.precision, self.implementation = precision, implementation
@@ -289,17 +290,20 @@ class MultiHeadAttention(nnx.Module):
         if not isinstance(deterministic, bool):
             raise TypeError(f"MultiHeadAttention: deterministic must be a bool, got {deterministic!r}")
         head_gate = as_gate(head_gate, batch_size, self.num_heads)
+        wide = jnp.promote_types(self.dtype or self.param_dtype, jnp.float32)
         own = None
         if self.position is not None:
             trained = None if self.position_parameter is None else self.position_parameter[...]
-            own = self.position.bias(trained, self.num_heads)
+            own = self.position.bias(trained, self.num_heads, wide)
         dropout = None
         if not deterministic and (self.dropout_rate or self.drop_head is not None):
             probability_key, head_key = jax.random.split(one_key("dropout or DropHead with deterministic=False", rngs))
             dropout = Dropout(self.dropout_rate, probability_key) if self.dropout_rate else None
             if self.drop_head is not None:
                 importance = None if self.head_importance is None else self.head_importance[...]
-                gates = self.drop_head.gates(head_key, batch_size, self.num_heads, step=step, importance=importance)
+                gates = self.drop_head.gates(
+                    head_key, batch_size, self.num_heads, step=step, importance=importance, dtype=wide
+                )
                 head_gate = gates if head_gate is None else gates * head_gate
         masks, biases = join_masks(mask, key_padding_mask), join_biases(bias, own)
         return HeadOptions(masks, biases, head_gate, dropout, origin or Origin(), step)

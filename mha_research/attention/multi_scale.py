@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from mha_kernels import CausalMask, Mask, Tile
-from mha_research.attention.arguments import as_gate, as_padding, check_grid, check_inputs, check_integers
+from mha_research.attention.arguments import as_gate, as_grid, as_padding, check_inputs, check_integers
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
 
@@ -34,9 +34,11 @@ def pool_patches(
     """Means over the real tokens of patches of `size` tokens, or size x size on a grid: (B, patches, D) and which hold
     any.
 
-    x (B, L, D), keep (B, L) True = real; the last patches of a side may be cut short.
+    x (B, L, D), keep (B, L) True = real; the last patches of a side may be cut short. Sums are at least float32, means
+    of the type of x.
     """
     x = jnp.asarray(x)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
     keep = jnp.ones(x.shape[:2], bool) if keep is None else keep
     sides = (x.shape[1],) if grid is None else grid
     counts = [math.ceil(side / size) for side in sides]
@@ -52,9 +54,10 @@ def pool_patches(
         array = array.reshape(array.shape[0], *split, *rest)
         return jnp.sum(array, axis=inside).reshape(array.shape[0], math.prod(counts), *rest)
 
-    number = patches(keep.astype(x.dtype))
-    total = patches(jnp.where(keep[..., None], x, 0))
-    return total / jnp.maximum(number, 1)[..., None], number > 0
+    number = patches(keep.astype(wide))
+    total = patches(jnp.where(keep[..., None], x, 0).astype(wide))
+    means = total / jnp.maximum(number, 1)[..., None]
+    return means.astype(x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else wide), number > 0
 
 
 class MultiScaleAttention(nnx.Module):
@@ -93,7 +96,6 @@ class MultiScaleAttention(nnx.Module):
             raise ValueError(f"MultiScaleAttention: patch_sizes must be one or more sizes, got {patch_sizes!r}")
         for size in patch_sizes:
             check_integers("MultiScaleAttention", patch_sizes=size)
-        check_grid("MultiScaleAttention", grid)
         levels = len(patch_sizes)
 
         def each(name: str, given: Any) -> Sequence[Any]:
@@ -109,7 +111,7 @@ class MultiScaleAttention(nnx.Module):
         )
         if choices.get("position") is not None:
             raise ValueError("MultiScaleAttention: position is of single tokens, add it to the input")
-        self.patch_sizes, self.grid = tuple(map(int, patch_sizes)), grid
+        self.patch_sizes, self.grid = tuple(map(int, patch_sizes)), as_grid("MultiScaleAttention", grid)
         self.levels = nnx.List(
             MultiHeadAttention(in_features, h, head_dim=w, dropout_rate=r, rngs=rngs, **choices)
             for h, w, r in zip(heads, widths, rates)

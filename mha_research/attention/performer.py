@@ -11,6 +11,7 @@ from flax import nnx
 
 import mha_kernels
 from mha_kernels import CausalMask, KeyPaddingMask, Mask
+from mha_research.attention import initializers
 from mha_research.attention.arguments import as_padding, check_integers, check_numbers
 from mha_research.attention.multi_head import MultiHeadAttention
 from mha_research.attention.options import HeadOptions, gated
@@ -31,7 +32,7 @@ def orthogonal_projection(key: jax.Array, num_features: int, width: int, dtype: 
     """
     direction_key, norm_key = jax.random.split(key)
     keys = jax.random.split(direction_key, math.ceil(num_features / width))
-    haar = jax.nn.initializers.orthogonal()
+    haar = initializers.orthogonal()
     directions = jax.vmap(lambda k: haar(k, (width, width), dtype))(keys).reshape(-1, width)[:num_features]
     norms = jnp.linalg.norm(jax.random.normal(norm_key, (num_features, width), dtype), axis=-1, keepdims=True)
     return directions * norms
@@ -114,16 +115,17 @@ class PerformerAttention(MultiHeadAttention):
         self.features = RandomFeatures(self._draw(key) if redraw_every is None else jax.random.key_data(key))
 
     def projection(self, step: int | jax.Array | None = None) -> jax.Array:
-        """The random projection (m, E) in use at a training step."""
+        """The random projection (m, E) in use at a training step, of the parameters' type but at least float32."""
         if self.redraw_every is None:
             return self.features[...]
         key = jax.random.wrap_key_data(self.features[...])
         return self._draw(jax.random.fold_in(key, jnp.asarray(0 if step is None else step) // self.redraw_every))
 
     def _draw(self, key: jax.Array) -> jax.Array:
+        dtype = jnp.promote_types(self.param_dtype, jnp.float32)
         if self.orthogonal:
-            return orthogonal_projection(key, self.num_features, self.head_dim)
-        return jax.random.normal(key, (self.num_features, self.head_dim))
+            return orthogonal_projection(key, self.num_features, self.head_dim, dtype)
+        return jax.random.normal(key, (self.num_features, self.head_dim), dtype)
 
     def _features(self, query: jax.Array, key: jax.Array, options: HeadOptions) -> Features:
         """(log, sign) features of query (B, Q, H, M) and key (B, K, H, M)."""
@@ -186,8 +188,8 @@ def _guard(denominator: jax.Array) -> jax.Array:
     """The denominator, its sign kept, at least 1e-12 in size, so that its inverse has a finite gradient; 1 where it is
     0.
     """
-    small = jnp.where(denominator < 0, -1e-12, 1e-12)
-    return jnp.where(denominator == 0, 1.0, jnp.where(jnp.abs(denominator) < 1e-12, small, denominator))
+    small = 1e-12 * jnp.sign(denominator)
+    return jnp.where(denominator == 0, 1, jnp.where(jnp.abs(denominator) < 1e-12, small, denominator))
 
 
 def _shifted(log: jax.Array, sign: jax.Array, top: jax.Array) -> jax.Array:
@@ -276,8 +278,8 @@ def causal_estimate(
         summed = summed * jnp.exp(before - last_safe)[..., None, None] + jnp.einsum("bkhm,bkhv->bhmv", key, v)
         return (last, summed), total[..., :-1] / _guard(total[..., -1:])
 
-    start = (jnp.full((batch, heads), -jnp.inf), jnp.zeros((batch, heads, features, width + 1)))
-    start = jax.tree.map(lambda x: x.astype(value.dtype), start)
+    sums = jnp.zeros((batch, heads, features, width + 1), value.dtype)
+    start = (jnp.full((batch, heads), -jnp.inf, value.dtype), sums)
     parts = tuple(cut(x) for x in (query_log, query_sign, key_log, key_sign, ones, keep))
     _, output = jax.lax.scan(jax.checkpoint(step), start, parts)
     return output.swapaxes(0, 1).reshape(batch, length + extra, heads, width)[:, :length]

@@ -22,8 +22,8 @@ class Position:
         """The array that is trained, if there is one."""
         return None
 
-    def bias(self, parameter: jax.Array | None, num_heads: int) -> Bias | None:
-        """What is added to the scores, from absolute query and key indices."""
+    def bias(self, parameter: jax.Array | None, num_heads: int, dtype: Any = jnp.float32) -> Bias | None:
+        """What is added to the scores, from absolute query and key indices; constants in it are of `dtype`."""
         return None
 
     def rotate(self, x: jax.Array, positions: jax.Array) -> jax.Array:
@@ -52,18 +52,18 @@ class Alibi(Position):
             check_numbers("Alibi", slopes=slope)
         object.__setattr__(self, "slopes", tuple(map(float, self.slopes)))
 
-    def _slopes(self, num_heads: int) -> jax.Array:
+    def _slopes(self, num_heads: int, dtype: Any) -> jax.Array:
         if self.slopes is None:
-            return alibi_slopes(num_heads)
+            return alibi_slopes(num_heads, dtype)
         if len(self.slopes) != num_heads:
             raise ValueError(f"Alibi: {len(self.slopes)} slopes were given for {num_heads} heads")
-        return jnp.asarray(self.slopes, jnp.float32)
+        return jnp.asarray(self.slopes, dtype)
 
     def parameter(self, key: jax.Array, num_heads: int, dtype: Any) -> jax.Array | None:
-        return self._slopes(num_heads).astype(dtype) if self.trainable else None
+        return self._slopes(num_heads, dtype) if self.trainable else None
 
-    def bias(self, parameter: jax.Array | None, num_heads: int) -> Bias:
-        return AlibiBias(self._slopes(num_heads) if parameter is None else parameter)
+    def bias(self, parameter: jax.Array | None, num_heads: int, dtype: Any = jnp.float32) -> Bias:
+        return AlibiBias(self._slopes(num_heads, dtype) if parameter is None else parameter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +118,9 @@ class RelativeBias(Position):
         ]
 
     def parameter(self, key: jax.Array, num_heads: int, dtype: Any) -> jax.Array:
-        return self.std * jax.random.normal(key, (1 if self.shared else num_heads, self._entries()), dtype)
+        return float(self.std) * jax.random.normal(key, (1 if self.shared else num_heads, self._entries()), dtype)
 
-    def bias(self, parameter: jax.Array | None, num_heads: int) -> Bias:
+    def bias(self, parameter: jax.Array | None, num_heads: int, dtype: Any = jnp.float32) -> Bias:
         assert parameter is not None
         if self.kind == "t5":
             return T5Bias(parameter, bidirectional=self.bidirectional, max_distance=self.max_distance)

@@ -6,11 +6,11 @@ functions; `t5_bucket` is the algebra's own.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from mha_kernels import t5_bucket
@@ -23,28 +23,30 @@ def sinusoidal_at(positions: jax.Array, features: int, base: float = 10000.0) ->
     """PE[p, 2i] = sin(p / base^(2i/D)), PE[p, 2i+1] = cos of the same; (..., D) for positions (...), which may be
     fractions.
 
-    Raises ValueError or TypeError for a width below 1 or a base that is not positive.
+    float64 for positions in float64, else float32. Raises ValueError or TypeError for a width below 1 or a base that is
+    not positive.
     """
     check_integers("sinusoidal", features=features)
     check_numbers("sinusoidal", positive=True, base=base)
-    positions = jnp.asarray(positions, jnp.float32)
-    frequency = base ** (-jnp.arange(0, features, 2, dtype=jnp.float32) / features)
-    angle = jnp.multiply.outer(positions, frequency)
+    positions = jnp.asarray(positions)
+    compute = jnp.promote_types(positions.dtype, jnp.float32)
+    frequency = float(base) ** (-jnp.arange(0, features, 2, dtype=compute) / features)
+    angle = jnp.multiply.outer(positions.astype(compute), frequency)
     pairs = jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1)
     return pairs.reshape(*positions.shape, -1)[..., :features]
 
 
-def sinusoidal(length: int, features: int, base: float = 10000.0) -> jax.Array:
-    """PE[p, 2i] = sin(p / base^(2i/D)), PE[p, 2i+1] = cos(p / base^(2i/D)); (L, D) float32, to be added to the
+def sinusoidal(length: int, features: int, base: float = 10000.0, dtype: Any = jnp.float32) -> jax.Array:
+    """PE[p, 2i] = sin(p / base^(2i/D)), PE[p, 2i+1] = cos(p / base^(2i/D)); (L, D) of `dtype`, to be added to the
     embeddings.
 
     Each row has norm sqrt(D / 2). Vaswani et al. 2017, section 3.5. Raises ValueError or TypeError for sizes below 1.
     """
     check_integers("sinusoidal", length=length)
-    return sinusoidal_at(jnp.arange(length), features, base)
+    return sinusoidal_at(_arange(length, dtype), features, base).astype(dtype)
 
 
-def log_time(length: int, features: int, base: float = 10000.0) -> jax.Array:
+def log_time(length: int, features: int, base: float = 10000.0, dtype: Any = jnp.float32) -> jax.Array:
     """Sinusoids at (L - 1) log(1 + p) / log(L): the same range as plain positions, fine at the start and coarse at the
     end; (L, D).
 
@@ -52,8 +54,13 @@ def log_time(length: int, features: int, base: float = 10000.0) -> jax.Array:
     Raises ValueError or TypeError for sizes below 1.
     """
     check_integers("log_time", length=length)
-    positions = jnp.arange(length, dtype=jnp.float32)
-    return sinusoidal_at((length - 1) * jnp.log1p(positions) / np.log(max(length, 2)), features, base)
+    fraction = jnp.log1p(_arange(length, dtype)) / math.log(max(length, 2))
+    return sinusoidal_at((length - 1) * fraction, features, base).astype(dtype)
+
+
+def _arange(length: int, dtype: Any) -> jax.Array:
+    """Positions 0 ... L - 1 in the type that a table of `dtype` is computed in."""
+    return jnp.arange(length, dtype=jnp.promote_types(dtype, jnp.float32))
 
 
 class Learned(nnx.Module):
@@ -66,7 +73,7 @@ class Learned(nnx.Module):
     ):
         check_integers("Learned", length=length, features=features)
         check_numbers("Learned", std=std)
-        self.table = nnx.Param(std * jax.random.normal(rngs.params(), (length, features), param_dtype))
+        self.table = nnx.Param(float(std) * jax.random.normal(rngs.params(), (length, features), param_dtype))
 
     def __call__(self, length: int, start: int | jax.Array = 0) -> jax.Array:
         """Rows start ... start + length - 1, (length, D). Raises ValueError when the table does not have them; a traced
@@ -105,7 +112,7 @@ def rotate(x: jax.Array, positions: jax.Array, base: float = 10000.0, interleave
         raise ValueError(f"rotate: positions must be {x.shape[1:2]} or {x.shape[:2]}, got {positions.shape}")
     check_numbers("rotate", positive=True, base=base)
     compute = jnp.promote_types(x.dtype, jnp.float32)
-    frequency = base ** (-jnp.arange(0, width, 2, dtype=compute) / width)
+    frequency = float(base) ** (-jnp.arange(0, width, 2, dtype=compute) / width)
     angle = jnp.multiply.outer(jnp.asarray(positions, compute), frequency)[..., None, :]
     angle = angle.reshape((-1, *angle.shape[-3:]))
     cos, sin = jnp.cos(angle), jnp.sin(angle)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from mha_kernels import Dense
 from mha_research.attention.arguments import check_numbers
@@ -26,8 +26,8 @@ class SigmoidAttention(DenseAttention):
         super().__init__(in_features, num_heads, *sizes, **choices)
         if self.sink is not None or self.add_zero_attention:
             raise ValueError("SigmoidAttention has no softmax for a sink or add_zero_attention to join")
-        self.logit_bias = logit_bias
+        self.logit_bias = None if logit_bias is None else float(logit_bias)
 
     def scores_to_weights(self, scores: jax.Array, query: jax.Array, problem: Dense) -> jax.Array:
-        bias = -jnp.log(scores.shape[-1]) if self.logit_bias is None else self.logit_bias
+        bias = -math.log(scores.shape[-1]) if self.logit_bias is None else self.logit_bias
         return jax.nn.sigmoid(scores + bias)

@@ -67,7 +67,8 @@ def trace_attention(
     for name, short in named.items():
         if name in trace:
             part = trace[name]
-            norm = jnp.linalg.norm(part.array.astype(jnp.float32), axis=-1)
+            wide = jnp.promote_types(part.array.dtype, jnp.float32)
+            norm = jnp.linalg.norm(part.array.astype(wide), axis=-1)
             trace[f"{short}_norm"] = Traced(norm, part.axes[:-1])
     return module.combine(outputs, query), trace
 

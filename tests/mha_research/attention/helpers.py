@@ -1,4 +1,8 @@
-"""What the module tests share: seeded inputs, modules whose parameters are all moved, and one compiled call."""
+"""What the module tests share: seeded inputs, modules whose parameters are all moved, and one compiled call.
+
+All in JAX's default type: float32, and float64 with bounds ten million times as tight under the fixtures `x64` and
+`each_precision`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +13,13 @@ from mha_research import MultiHeadAttention
 
 
 def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), float)
 
 
 def build(*args, kind=MultiHeadAttention, seed=0, **choices):
     """A module on the reference with every parameter moved from its start, so that biases and tables are not zero."""
-    module = kind(*args, **{"implementation": "reference", "rngs": nnx.Rngs(seed), **choices})
+    defaults = {"implementation": "reference", "param_dtype": jnp.result_type(float), "rngs": nnx.Rngs(seed)}
+    module = kind(*args, **{**defaults, **choices})
     graph, parameters, rest = nnx.split(module, nnx.Param, ...)
     parameters = jax.tree.map(lambda x: x + 0.3 * normal(x.size, *x.shape), parameters)
     return nnx.merge(graph, parameters, rest)
@@ -26,6 +31,7 @@ def run(m, *inputs, **options):
 
 
 def close(actual, expected, bound=3e-6):
+    bound = 1e-7 * bound if jax.config.jax_enable_x64 else bound
     np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=0, atol=bound)
 
 

@@ -99,16 +99,29 @@ def test_decode_refuses(tokens, padding, words):
         m.init_cache(B, 0)
 
 
-def test_many_single_tokens_compile_once():
+def test_many_single_tokens_compile_once_and_scan_alike():
     m = build(D, 4, 2, position=Alibi())
     x = normal(1, B, 256, D)
-    step = jax.jit(m.decode)
+    step = jax.jit(m.decode, donate_argnums=1)
     cache, outputs = m.init_cache(B, 256), []
     for t in range(256):
         output, cache = step(x[:, t : t + 1], cache)
         outputs.append(output)
     assert step._cache_size() == 1
     close(jnp.concatenate(outputs, 1), run(m, x, mask=CausalMask()), 1e-5)
+    scan = jax.jit(lambda cache, x: jax.lax.scan(lambda c, t: m.decode(t[:, None], c)[::-1], cache, x.swapaxes(0, 1)))
+    last, scanned = scan(m.init_cache(B, 256), x)
+    close(scanned[:, :, 0].swapaxes(0, 1), jnp.concatenate(outputs, 1), 1e-6)
+    np.testing.assert_array_equal(last.index, cache.index)
+
+
+def test_vmap_of_caches_that_hold_different_numbers_of_tokens():
+    m = build(D, 4, 2, position=Rotary())
+    x, starts, decode = normal(1, B, L, D), (2, 5), jax.jit(m.decode)
+    caches = [decode(x[b : b + 1, :start], m.init_cache(1, L))[1] for b, start in enumerate(starts)]
+    tokens = jnp.stack([x[b : b + 1, start : start + 2] for b, start in enumerate(starts)])
+    together, _ = jax.jit(jax.vmap(m.decode))(tokens, jax.tree.map(lambda *leaves: jnp.stack(leaves), *caches))
+    close(together, jnp.stack([decode(t, c)[0] for t, c in zip(tokens, caches)]), 1e-6)
 
 
 VARIANTS = sorted({n for n in mha_research.attention.__all__ if n.endswith("Attention")} | {"DomainAdapter"})

@@ -20,6 +20,7 @@ def heads_of(m, x):
     return [oracle.project(x, p) for p in (m.query, m.key, m.value)]
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_talking_heads_mix_logits_and_weights():
     m, x = build(D, H, kind=TalkingHeadsAttention), normal(1, B, L, D)
     q, k, v = heads_of(m, x)
@@ -32,6 +33,7 @@ def test_talking_heads_mix_logits_and_weights():
     close(output, oracle.merge(np.einsum("bhqk,bkhv->bqhv", weights, v), m.output))
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_sigmoid_weighs_every_key_by_itself():
     m, x = build(D, H, 2, kind=SigmoidAttention), normal(1, B, L, D)
     q, k, v = heads_of(m, x)
@@ -45,7 +47,13 @@ def test_sigmoid_weighs_every_key_by_itself():
         SigmoidAttention(D, H, sink=True, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("tables", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize(
+    "tables, each_precision",
+    [((True, True), "float64"), ((True, False), "float32"), ((False, True), "float32")],
+    ids=str,
+    indirect=["each_precision"],
+)
+@pytest.mark.usefixtures("each_precision")
 def test_shaw_adds_a_vector_to_each_key_and_value(tables):
     m = build(D, H, kind=ShawAttention, max_distance=2, key_table=tables[0], value_table=tables[1])
     x = normal(1, B, L, D)

@@ -33,7 +33,8 @@ def convolved(x, conv, causal):
     return y + double(conv.bias)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal, each_precision", [(False, "float32"), (True, "float64")], indirect=["each_precision"])
+@pytest.mark.usefixtures("each_precision")
 def test_values_of_a_sequence_are_a_convolution(causal):
     m, x = build(D, H, 2, kind=ConvValueAttention, causal=causal), normal(1, B, L, D)
     keep = np.arange(L)[None] < np.array([[L], [4]])
@@ -45,6 +46,7 @@ def test_values_of_a_sequence_are_a_convolution(causal):
     np.testing.assert_array_equal(np.triu(reach, 1).any(), not causal)
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_values_of_a_grid_are_a_convolution():
     m, x = build(D, H, kind=ConvValueAttention, grid=(2, 3)), normal(1, B, L, D)
     image = np.pad(np.asarray(x, np.float64).reshape(B, 2, 3, D), ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -60,7 +62,10 @@ def test_values_of_a_grid_are_a_convolution():
         m.decode(x, m.init_cache(B, L))
 
 
-@pytest.mark.parametrize("mode", ["concatenate", "replace"])
+@pytest.mark.parametrize(
+    "mode, each_precision", [("replace", "float32"), ("concatenate", "float64")], indirect=["each_precision"]
+)
+@pytest.mark.usefixtures("each_precision")
 def test_queries_from_frame_differences(mode):
     m, x = build(D, H, kind=FrameDifferenceAttention, difference=mode), normal(1, B, L, D)
     change = np.diff(np.asarray(x, np.float64), axis=1, prepend=np.asarray(x, np.float64)[:, :1])
@@ -75,6 +80,7 @@ def test_queries_from_frame_differences(mode):
         FrameDifferenceAttention(D, H, difference="subtract", rngs=nnx.Rngs(0))
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_levels_attend_to_means_of_patches_and_are_fused_by_a_gate():
     m = build(D, (1, 2), kind=MultiScaleAttention, patch_sizes=(1, 4), head_dim=(3, 2))
     x = normal(1, B, 7, D)
@@ -121,6 +127,7 @@ def test_levels_cannot_decode():
         m.decode(normal(1, B, L, D), None)
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_patches_of_a_grid_are_squares():
     m, x = build(D, 2, kind=MultiScaleAttention, patch_sizes=(2,), grid=(2, 3)), normal(1, B, 6, D)
     image = np.asarray(x, np.float64).reshape(B, 2, 3, D)
@@ -136,6 +143,7 @@ def test_patches_of_a_grid_are_squares():
         m(x, mask=WindowMask(1, 0))
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_a_domain_shifts_the_output_through_a_gate():
     m, x = build(D, H, kind=DomainAdapter, num_domains=3), normal(1, B, L, D)
     y, _ = oracle.module(m, x)

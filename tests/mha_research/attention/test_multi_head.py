@@ -43,6 +43,7 @@ def test_self_attention_equals_numpy(choices):
     assert output.shape == (B, Q, choices.get("out_features", D))
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_cross_attention_with_other_widths_and_every_mask():
     m = build(D, 4, 2, key_features=13, value_features=17)
     query, key, value = normal(1, B, Q, D), normal(2, B, K, 13), normal(3, B, K, 17)
@@ -57,6 +58,7 @@ def test_cross_attention_with_other_widths_and_every_mask():
     np.testing.assert_array_equal(output, run(m, query, key, value, mask=mask, bias=bias, key_padding_mask=keep))
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_positions_sink_and_zero_attention_equal_numpy():
     x = normal(1, B, Q, D)
     distance = np.arange(Q)[None] - np.arange(Q)[:, None]
@@ -88,6 +90,7 @@ def test_positions_sink_and_zero_attention_equal_numpy():
     close(run(far, x), oracle.module(far, x, bias=table[:, np.minimum(abs(distance), 2)])[0])
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_rotary_qk_norm_and_output_gate_equal_numpy():
     x = normal(1, B, Q, 16)
     m = build(16, 4, position=Rotary(), normalize_qk=True, gate_output=True)
@@ -107,6 +110,7 @@ def test_rotary_qk_norm_and_output_gate_equal_numpy():
     close(run(m, x), oracle.merge(out, m.output))
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_bias_key_joins_the_softmax_of_every_query():
     m = build(D, 4, 2, add_bias_kv=True, softcap=2.0, sink=True)
     x = normal(1, B, Q, D)

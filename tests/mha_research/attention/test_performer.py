@@ -75,7 +75,8 @@ def favor(m, q, k, v, allowed, step=None):
 
 
 @pytest.mark.parametrize("kind", performer.KINDS)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal, each_precision", [(False, "float32"), (True, "float64")], indirect=["each_precision"])
+@pytest.mark.usefixtures("each_precision")
 def test_the_module_is_the_estimate_with_padding_and_prefix_sums(kind, causal, monkeypatch):
     monkeypatch.setattr(performer, "CHUNK", 3)  # several chunks, the last one ragged
     m = build(D, H, 1, kind=partial(PerformerAttention, kind=kind), num_features=16, redraw_every=10)

@@ -22,7 +22,13 @@ B, L, D, H = 2, 5, 16, 4
 SIZES = {"B": B, "Q": L, "K": L, "H": H, "G": 2, "D": D, "E": 4, "V": 4}
 
 
-@pytest.mark.parametrize("position", [Alibi(), Rotary()], ids=str)
+@pytest.mark.parametrize(
+    "position, each_precision",
+    [(Rotary(), "float32"), (Alibi(slopes=(0.3, 0.2, 0.1, 0.0)), "float64")],
+    ids=str,
+    indirect=["each_precision"],
+)
+@pytest.mark.usefixtures("each_precision")
 def test_a_trace_adds_up_and_leaves_the_output_alone(position):
     m, x = build(D, H, 2, position=position, gate_output=True), normal(1, B, L, D)
     call = {"mask": CausalMask(), "head_gate": jnp.array([1.0, 0.0, 2.0, 1.0])}

@@ -15,6 +15,7 @@ B, L, D = 2, 5, 16
 CAUSAL = np.tril(np.ones((L, L), bool))
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_differential_is_the_difference_of_two_softmaxes_normalised_by_head():
     m, x = build(D, 4, 2, kind=DifferentialAttention, layer=3), normal(1, B, L, D)
     q, k, v = (oracle.project(x, p) for p in (m.query, m.key, m.value))
@@ -48,6 +49,7 @@ def test_differential_decodes_with_rotary():
     close(jnp.concatenate([first, decode(x[:, 2:], cache)[0]], 1), run(m, x, mask=CausalMask()), 1e-5)
 
 
+@pytest.mark.usefixtures("each_precision")
 def test_collaborative_heads_mix_one_query_and_one_key():
     m, x = build(D, 4, kind=CollaborativeAttention, shared_dim=10), normal(1, B, L, D)
     q, k, v = (oracle.project(x, p) for p in (m.query, m.key, m.value))
