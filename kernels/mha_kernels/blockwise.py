@@ -190,7 +190,7 @@ def _backward_block(
             def work(at: Tile, part: Algebra, simplify: Any, carry: Any) -> Any:
                 dq, dk, dv, of_leaves = carry
                 new_q, new_k, new_v, new = _backward_tile(
-                    grid.rows_q(queries, i), key, value, row, at, part, simplify, wanted, precision
+                    grid, grid.rows_q(queries, i), key, value, row, at, part, simplify, wanted, precision
                 )
                 of_leaves = [grid.add_part(leaf, add, programs, i, j) for leaf, add in zip(of_leaves, new, strict=True)]
                 return grid.add_rows_q(dq, new_q, i), dk + new_k, dv + new_v, of_leaves
@@ -202,7 +202,7 @@ def _backward_block(
         dq, dk, dv, of_leaves = loop(*grid.query_range(algebra, programs, j), query_tile, start)
         first = j * grid.key_tile
         dk_all, dv_all = (
-            programs.add_shared(whole, transposed(new), first) for whole, new in ((dk_all, dk), (dv_all, dv))
+            programs.add_shared(whole, transposed(new, grid), first) for whole, new in ((dk_all, dk), (dv_all, dv))
         )
         return dq, dk_all, dv_all, of_leaves
 
@@ -212,7 +212,16 @@ def _backward_block(
 
 
 def _backward_tile(
-    query: Any, key: Any, value: Any, row: Any, at: Tile, part: Algebra, simplify: Any, wanted: Any, precision: Any
+    grid: Grid,
+    query: Any,
+    key: Any,
+    value: Any,
+    row: Any,
+    at: Tile,
+    part: Algebra,
+    simplify: Any,
+    wanted: Any,
+    precision: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
     """What one tile adds to the gradients of its queries, keys and values and of the wanted leaves of the algebra."""
     output_cotangent, *of_rows = row
@@ -224,15 +233,19 @@ def _backward_tile(
         product, of_weights, tuple(of_rows), at, simplify(part), chosen, lambda leaves: simplify(rebuild(leaves))
     )
     dq = jnp.einsum("pqk,pke->pqe", found.product, key, precision=precision)
-    dk = jnp.einsum("peq,pqk->pek", transposed(query), found.product, precision=precision)
-    dv = jnp.einsum("pvq,pqk->pvk", transposed(output_cotangent), found.weights, precision=precision)
+    dk = jnp.einsum("peq,pqk->pek", transposed(query, grid), found.product, precision=precision)
+    dv = jnp.einsum("pvq,pqk->pvk", transposed(output_cotangent, grid), found.weights, precision=precision)
     return dq, dk, dv, found.leaves
 
 
-def transposed(rows: jax.Array) -> jax.Array:
+def transposed(rows: jax.Array, grid: Grid) -> jax.Array:
     """(P, n, m) as (P, m, n) in memory, before and after.
 
     The backward pass sums over queries in two products. XLA's CPU products with a transposed left operand run at half
-    speed, so the small operand is transposed instead; the barriers keep XLA from moving that back.
+    speed, so the small operand is transposed instead; the barriers keep XLA from moving that back. Not in a problem of
+    one tile: there no loop is left, and after the barriers XLA lays the products out as its own emitter refuses
+    ("Check failed: IsMonotonicWithDim0Major", JAX 0.10.2), which ends the process.
     """
+    if grid.is_one_tile():
+        return rows.swapaxes(1, 2)
     return lax.optimization_barrier(lax.optimization_barrier(rows).swapaxes(1, 2))

@@ -127,6 +127,10 @@ class Grid(Sizes):
     programs: int
     axes: frozenset[str]
 
+    def is_one_tile(self) -> bool:
+        """Whether all programs are worked on together, in one tile each."""
+        return self.tiles_q == self.tiles_k == 1 and self.programs == self.batch * self.heads
+
     def vary(self, array: jax.Array) -> jax.Array:
         return vary(array, self.axes)
 

@@ -62,8 +62,8 @@ def beside(verdict: Verdict, claim: Claim, runs: Runs) -> list[str]:
     arms = [arm for arm in claim.contrast if arm in table]
     both = table[arms].dropna()
     if len(arms) == 2:
-        r = number(pairing_correlation(both[arms[0]], both[arms[1]]), 3)
-        parts.append(f"pairing: the arms correlate {r} over seeds")
+        r = pairing_correlation(both[arms[0]], both[arms[1]])
+        parts.append(f"pairing: the arms correlate {'–' if math.isnan(r) else f'{r:.3f}'} over seeds")
     ordered = sorted(arms, key=lambda arm: claim.contrast[arm])
     if len(ordered) > 2 and len(both) >= 2:
         parts.append(f"Page's trend p {number(page_trend_p(both[ordered].to_numpy()), 3)}")

@@ -206,10 +206,21 @@ MANY_PROGRAMS = {
     "options": {"head_gates", "sink"},
 }
 
+# XLA's CPU compiler once ended the process on this one: see `blockwise.transposed`.
+ONE_TILE = {
+    "sizes": (1, 2, 2, 2, 1, 3, 5),
+    "tiles": mk.Blockwise(5, 5),
+    "dtype": "float32",
+    "masks": [],
+    "biases": [],
+    "options": {"head_gate", "head_gates"},
+}
+
 
 # An example compiles two programs, which is all that costs; each then meets ten problems.
 @settings(max_examples=3)
 @example(structure=MANY_PROGRAMS, seeds=[0, 1])
+@example(structure=ONE_TILE, seeds=[0])
 @given(structure=structures, seeds=st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=10))
 def test_output_statistics_and_every_gradient(structure: dict[str, Any], seeds: list[int]) -> None:
     with jax.enable_x64(structure["dtype"] == "float64"):
