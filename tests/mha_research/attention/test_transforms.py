@@ -54,22 +54,23 @@ def test_nnx_and_linen(name):
     kind, choices, call = MODULES[name]
     module, x = build(D, H, kind=kind, **choices), normal(1, B, L, D)
 
+    graph, parameters, rest = nnx.split(module, nnx.Param, ...)
+
+    def loss(parameters, rest, call_module):
+        return jnp.sum(call_module(nnx.merge(graph, parameters, rest)) ** 2)
+
     @jax.jit  # a module is a tree of its arrays
-    def plain(module, x):
-        graph, parameters, rest = nnx.split(module, nnx.Param, ...)
-        loss = lambda p: jnp.sum(nnx.merge(graph, p, rest)(x, **call) ** 2)  # noqa: E731
-        return module(x, **call), jax.grad(loss)(parameters)
+    def plain(module, parameters, rest):
+        return module(x, **call), jax.grad(loss)(parameters, rest, lambda m: m(x, **call))
 
     @nnx.jit
-    def lifted(module, x):
-        remat = nnx.remat(lambda m, x: m(x, **call))
-        return nnx.value_and_grad(lambda m: jnp.sum(remat(m, x) ** 2))(module)
+    def lifted(parameters, rest):
+        return nnx.value_and_grad(loss)(parameters, rest, nnx.remat(lambda m: m(x, **call)))
 
-    output, gradient = plain(module, x)
-    same(lifted(module, x), (jnp.sum(output**2), gradient))
+    output, gradient = plain(module, parameters, rest)
+    same(lifted(parameters, rest), (jnp.sum(output**2), gradient))
     linen = bridge.ToLinen(kind, args=(D, H), kwargs={**choices, "param_dtype": float, "implementation": "reference"})
     variables = jax.eval_shape(lambda key: linen.init(key, x, **call), jax.random.key(0))
-    _, parameters, rest = nnx.split(module, nnx.Param, ...)
     given = {key: nnx.to_pure_dict(parameters if key == "params" else rest) for key in variables}
     assert jax.tree.map(jnp.shape, given) == jax.tree.map(jnp.shape, dict(variables))
     same(jax.jit(lambda given: linen.apply(given, x, **call))(given), output)
