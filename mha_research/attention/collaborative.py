@@ -60,13 +60,13 @@ class CollaborativeAttention(MultiHeadAttention):
     def _key_heads(self) -> int:
         return 1
 
-    def _spread(self, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def spread(self, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Query (B, Q, H, S), mixed for each head, and key (B, K, H, S) from one head of each."""
         mixed = query * self.mixing[...].astype(query.dtype)[None, None]
         return mixed, jnp.broadcast_to(key, (*key.shape[:2], self.num_heads, key.shape[3]))
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
-        return super().attend(*self._spread(query, key), value, options)
+        return super().attend(*self.spread(query, key), value, options)
 
     def weights(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
-        return super().weights(*self._spread(query, key), value, options)
+        return super().weights(*self.spread(query, key), value, options)

@@ -48,13 +48,16 @@ class ShawAttention(DenseAttention):
         """Row of the tables that each pair reads, (1, 1, Q, K)."""
         return jnp.clip(problem.distance, -self.max_distance, self.max_distance) + self.max_distance
 
+    def key_term(self, query: jax.Array, problem: Dense) -> jax.Array:
+        """scale q_i a^K_r, (B, H, Q, K), at least float32."""
+        assert self.key_table is not None
+        wide = jnp.promote_types(query.dtype, jnp.float32)
+        by_row = self.scale * jnp.einsum("bqhe,re->bhqr", query.astype(wide), self.key_table[...].astype(wide))
+        row = jnp.broadcast_to(self._row(problem), (*by_row.shape[:3], problem.shape[-1]))
+        return jnp.take_along_axis(by_row, row, axis=-1)
+
     def scores_to_weights(self, scores: jax.Array, query: jax.Array, problem: Dense) -> jax.Array:
-        if self.key_table is not None:
-            table = self.key_table[...].astype(scores.dtype)
-            by_row = self.scale * jnp.einsum("bqhe,re->bhqr", query.astype(scores.dtype), table)
-            row = jnp.broadcast_to(self._row(problem), scores.shape)
-            scores = scores + jnp.take_along_axis(by_row, row, axis=-1)
-        return problem.softmax(scores)
+        return problem.softmax(scores if self.key_table is None else scores + self.key_term(query, problem))
 
     def mix_values(self, weights: jax.Array, value: jax.Array, problem: Dense) -> jax.Array:
         heads = super().mix_values(weights, value, problem)

@@ -6,6 +6,7 @@ default of the kind holds. A field that belongs to another kind than the chosen 
 
 from ml_collections import ConfigDict, config_dict
 
+from mha_research.config.attention import ATTENTION
 from mha_research.config.schema import Choice, Field, Schema, field, flatten, optional, optional_sequence
 
 _LENGTH = optional(int, "tokens of one example (char_lm 128, generators 32)")
@@ -50,89 +51,6 @@ TASK = Choice(
     },
     "what is learned",
 )
-
-_BASE = optional(float, "wavelength base of rotary and sinusoidal positions (10000)", bounds="(0, inf)")
-
-
-def _initializer(doc: str) -> Choice:
-    return Choice(
-        "xavier_uniform",
-        {
-            "xavier_uniform": {},
-            "orthogonal": {},
-            "identity": {},
-            "svd_decay": {
-                "rate": optional(float, "ratio of successive singular values (0.95)"),
-                "match_norm": optional(bool, "scale to the Frobenius norm of xavier_uniform (False)"),
-            },
-        },
-        doc,
-    )
-
-
-ATTENTION: Schema = {
-    "kind": field("multi_head", "the attention module", ("multi_head",)),
-    "num_heads": field(4, "query heads H"),
-    "num_kv_heads": optional(int, "key/value heads G, a divisor of num_heads (num_heads)"),
-    "head_dim": optional(int, "width E of a query and key head (d_model / num_heads)", bounds="[1, inf)"),
-    "value_head_dim": optional(int, "width V of a value head (head_dim)", bounds="[1, inf)"),
-    "use_bias": field(False, "biases on the projections"),
-    "scale": Choice(
-        "inverse_sqrt",
-        {
-            "inverse_sqrt": {},
-            "inverse": {},
-            "none": {},
-            "constant": {"value": optional(float, "the factor itself")},
-        },
-        "factor on q.k: 1/sqrt(E), 1/E, 1 or a number",
-    ),
-    "softcap": optional(float, "scores become softcap * tanh(score / softcap)", bounds="(0, inf)"),
-    "normalize_qk": field(False, "normalise queries and keys before the scores"),
-    "sink": field(False, "a learned logit per head that joins the softmax"),
-    "position": Choice(
-        "rotary",
-        {
-            "none": {},
-            "rotary": {"base": _BASE, "interleaved": optional(bool, "pairs are neighbours, as in the paper (False)")},
-            "alibi": {"trainable": optional(bool, "learn the slopes (False)")},
-            "relative": {
-                "kind": optional(str, "T5 buckets, clipped or full distance (t5)", ("t5", "clipped", "distance")),
-                "num_buckets": optional(int, "T5 buckets (32)"),
-                "max_distance": optional(int, "distance of the last bucket, or of the clip (128)"),
-                "shared": optional(bool, "one table for all heads (False)"),
-            },
-        },
-        "positions inside the attention",
-    ),
-    "query_init": _initializer("initialiser of the query projection"),
-    "key_init": _initializer("initialiser of the key projection"),
-    "value_init": _initializer("initialiser of the value projection"),
-    "output_init": _initializer("initialiser of the output projection"),
-    "dropout_rate": field(0.0, "probability that a normalised attention weight is dropped", bounds="[0, 1)"),
-    "drop_head": Choice(
-        "none",
-        {
-            "none": {},
-            "drop_head": {
-                "rate": optional(float, "probability that a head is dropped, at the end of the schedule"),
-                "schedule": optional(str, "of the rate (constant)", ("constant", "linear", "v_shaped")),
-                "steps": optional(int, "length of the schedule, required by all but constant"),
-                "start_rate": optional(float, "rate at the start (linear 0, v_shaped rate)"),
-                "importance_power": optional(
-                    float, "above 0 heads that matter are dropped more often, below 0 less often (0: all alike)"
-                ),
-            },
-        },
-        "dropping of whole heads",
-    ),
-    "packed": field(False, "query, key and value in one matrix product; starts and trains alike"),
-    "adapter_features": optional(int, "width of a bottleneck adapter on the output", bounds="[1, inf)"),
-    "gate_output": field(False, "a sigmoid gate on each head's output"),
-    "add_bias_kv": field(False, "a learned key and value appended to the sequence"),
-    "add_zero_attention": field(False, "a zero key and value appended to the sequence"),
-    "implementation": field("auto", "implementation of the attention: auto, reference, blockwise, ..."),
-}
 
 SCHEMA: Schema = {
     "seed": field(0, "of the parameters, the order of the data and the dropout", bounds="[0, inf)"),

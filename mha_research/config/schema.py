@@ -37,20 +37,33 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A group `{name, ...the fields of every kind}`: `kinds` says which fields belong to which name."""
+    """A group `{name, ...the fields of every kind}`: `kinds` says which fields belong to which name.
+
+    `selector` is what the name is called there; `common` are further fields, which every kind has.
+    """
 
     default: str
     kinds: Mapping[str, Mapping[str, Field]]
     doc: str
+    selector: str = "name"
+    common: "Schema" = dataclasses.field(default_factory=dict)
 
-    def fields(self) -> dict[str, Field]:
-        """The name, then every kind's fields; kinds that share a field share its declaration."""
-        merged = {"name": Field(self.default, str, self.doc, values=tuple(self.kinds))}
+    def own(self) -> dict[str, Field]:
+        """Every kind's own fields; kinds that share a field share its declaration."""
+        merged: dict[str, Field] = {}
         for kind, fields in self.kinds.items():
             for name, field in fields.items():
                 if not field.optional or merged.setdefault(name, field) != field:
                     raise TypeError(f"field {name!r} of kind {kind!r} must be optional and alike in every kind")
         return merged
+
+    def schema(self) -> "Schema":
+        """The name, the common fields, then every kind's own."""
+        return {
+            self.selector: Field(self.default, str, self.doc, values=tuple(self.kinds)),
+            **self.common,
+            **self.own(),
+        }
 
 
 Schema = Mapping[str, "Field | Choice | Schema"]
@@ -66,9 +79,9 @@ def optional(type_: type, doc: str, values: Iterable[str] = (), bounds: str = ""
     return Field(None, type_, doc, optional=True, values=tuple(values), bounds=bounds)
 
 
-def optional_sequence(type_: type, doc: str) -> Field:
-    """A tuple of any length, None unless set."""
-    return Field(None, type_, doc, optional=True, sequence=True)
+def optional_sequence(type_: type, doc: str, bounds: str = "") -> Field:
+    """A tuple of any length, None unless set; the bounds are those of each item."""
+    return Field(None, type_, doc, optional=True, sequence=True, bounds=bounds)
 
 
 def flatten(schema: Schema, prefix: str = "") -> dict[str, Field]:
@@ -79,7 +92,7 @@ def flatten(schema: Schema, prefix: str = "") -> dict[str, Field]:
         if isinstance(node, Field):
             flat[path] = node
         else:
-            flat.update(flatten(node.fields() if isinstance(node, Choice) else node, path + "."))
+            flat.update(flatten(node.schema() if isinstance(node, Choice) else node, path + "."))
     return flat
 
 
@@ -87,10 +100,11 @@ def groups(schema: Schema, prefix: str = "") -> dict[str, Choice]:
     """Every choice by the path of its group."""
     found: dict[str, Choice] = {}
     for name, node in schema.items():
+        path = prefix + name
         if isinstance(node, Choice):
-            found[prefix + name] = node
-        elif isinstance(node, Mapping):
-            found.update(groups(node, prefix + name + "."))
+            found[path] = node
+        if not isinstance(node, Field):
+            found.update(groups(node.common if isinstance(node, Choice) else node, path + "."))
     return found
 
 

@@ -42,11 +42,14 @@ def validate(config: ConfigDict) -> ConfigDict:
             raise unknown(path, FIELDS)
         check(FIELDS[path], value, path)
     for path, choice in groups(SCHEMA).items():
-        name = values[f"{path}.name"]
-        for field in list(choice.fields())[1:]:
-            if values[f"{path}.{field}"] is not None and field not in choice.kinds[name]:
+        kind = values[f"{path}.{choice.selector}"]
+        for field in choice.own():
+            if values[f"{path}.{field}"] is not None and field not in choice.kinds[kind]:
                 owners = " or ".join(repr(kind) for kind, fields in choice.kinds.items() if field in fields)
-                raise ConfigError(f"{path}.{field} belongs to {path}.name = {owners}, but the name is {name!r}")
+                raise ConfigError(
+                    f"{path}.{field} belongs to {path}.{choice.selector} = {owners}, "
+                    f"but the {choice.selector} is {kind!r}"
+                )
     return config.lock()
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mha_kernels import CausalMask, HeadStatistics, Mask, SegmentMask
+from mha_research.attention.cost import multiplications
 from mha_research.attention.positions import sinusoidal_at
 from mha_research.attention.product import flat_dot_general, product
 from mha_research.models.heads import head_statistics
@@ -83,8 +84,9 @@ class Block(nnx.Module):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _block(graphdef: Any, state: Any, *args: Any) -> jax.Array:
-    return nnx.merge(graphdef, state)(*args)
+def _block(graphdef: Any, state: Any, x: jax.Array, segments: jax.Array | None, *args: Any) -> jax.Array:
+    # The mask is made here: as an argument, its offset would be an array, of which nobody can say that it is 0.
+    return nnx.merge(graphdef, state)(x, _mask(segments), *args)
 
 
 @functools.partial(jax.checkpoint, static_argnums=0)
@@ -107,11 +109,11 @@ class DecoderCache(NamedTuple):
 class DecoderLM(nnx.Module):
     """logits_t = W_out norm(block_N(... block_1(embed(token_t) + position_t))), causal.
 
-    Args: `attention(rngs=)` makes the attention of a block; `position` is what is added to the embeddings: none,
-    sinusoidal or learned (a table of `length` rows, started at N(0, 0.02)); `dropout_rate` acts on the embeddings and
-    on each branch; `remat` recomputes blocks in the backward pass; `dtype` is that of the computation, while parameters
-    and logits are float32. Embeddings start at N(0, 1/D), so that the tied output gives logits of unit variance.
-    Raises ValueError for a dropout rate outside [0, 1), NaN included.
+    Args: `attention(layer=, rngs=)` makes the attention of a block, counted from 1; `position` is what is added to the
+    embeddings: none, sinusoidal or learned (a table of `length` rows, started at N(0, 0.02)); `dropout_rate` acts on
+    the embeddings and on each branch; `remat` recomputes blocks in the backward pass; `dtype` is that of the
+    computation, while parameters and logits are float32. Embeddings start at N(0, 1/D), so that the tied output gives
+    logits of unit variance. Raises ValueError for a dropout rate outside [0, 1), NaN included.
     """
 
     inputs = ("tokens", "positions", "segments")
@@ -152,13 +154,13 @@ class DecoderLM(nnx.Module):
         )
         self.blocks = nnx.List(
             Block(
-                attention(rngs=rngs),
+                attention(layer=layer, rngs=rngs),
                 Mlp(d_model, mlp_width or 4 * d_model, activation, mlp_bias, dtype, rngs=rngs),
                 (make_norm(), make_norm()),
                 norm_placement,
                 dropout_rate,
             )
-            for _ in range(num_layers)
+            for layer in range(1, num_layers + 1)
         )
         self.norm = make_norm() if norm_placement == "pre" else None
         self.output = (
@@ -186,12 +188,11 @@ class DecoderLM(nnx.Module):
         (B, L) do not see each other. A `key` turns every dropout on; without one the result is deterministic.
         `head_gates` (N, B, H) or (N, H) multiply the heads of the N blocks.
         """
-        mask = _mask(segments)
         keys = [None] * (len(self.blocks) + 1) if key is None else list(jax.random.split(key, len(self.blocks) + 1))
         x = dropout(self._embed(tokens, positions), self.dropout_rate, keys[-1])
         gates = [None] * len(self.blocks) if head_gates is None else list(head_gates)
         for block, block_key, gate in zip(self.blocks, keys, gates):
-            x = self._apply(block, x, mask, block_key, step, gate)
+            x = self._apply(block, x, segments, block_key, step, gate)
         return self._logits(x)
 
     def attention_weights(
@@ -253,11 +254,12 @@ class DecoderLM(nnx.Module):
         """Floating-point operations of one example's forward pass, counting matrix products only, two a multiply-add.
 
         sum over kernels of 2 L size, plus 2 L D vocabulary for tied logits, plus 2 L^2 H (E + V) for scores and values
-        of each layer, causal masking not subtracted (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). A training
-        step is three forward passes.
+        of each layer of plain attention, causal masking not subtracted (Chowdhery et al. 2022, arXiv:2204.02311,
+        appendix B); of other kinds see `multiplications`. A training step is three forward passes.
         """
         kernels = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(self, nnx.Param)))
-        size = sum(leaf.size for path, leaf in kernels if path[-1].key == "kernel")
+        names = [([part.key for part in path], leaf.size) for path, leaf in kernels]
+        size = sum(size for path, size in names if path[-1] == "kernel" and "attention" not in path)
         size += 0 if self.output is not None else self.embed.num_embeddings * self.embed.features
-        heads = sum(b.attention.num_heads * (b.attention.head_dim + b.attention.value_head_dim) for b in self.blocks)
-        return 2 * length * size + 2 * length**2 * heads
+        attention = sum(multiplications(block.attention, length, length, causal=True) for block in self.blocks)
+        return 2 * (length * size + attention)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mha_kernels import HeadStatistics
+from mha_research.attention.cost import multiplications
 from mha_research.models.heads import head_statistics
 
 
@@ -15,8 +16,9 @@ class SlotRetrieval(nnx.Module):
     """x = sum_s embed_s(query_s), then x + attention(x, embed(ids), values) for each layer, then a linear read-out.
 
     Keys come from the ids alone and values go into every layer as they are, so the weights of the first layer do not
-    depend on the values and each of its heads returns one weighted mean of them. Args: `attention(key_features=,
-    value_features=, rngs=)` makes a layer; `items` n, `slots` k and `features` p are those of the task (`Retrieval`).
+    depend on the values and each of its heads returns one weighted mean of them. Args: `attention(layer=,
+    key_features=, value_features=, rngs=)` makes a layer, counted from 1; `items` n, `slots` k and `features` p are
+    those of the task (`Retrieval`).
     Raises ValueError for a size below 1.
     """
 
@@ -43,7 +45,8 @@ class SlotRetrieval(nnx.Module):
         self.slots, self.items = slots, items
         self.key_embed, self.query_embed = embedding(items), embedding(slots * items)  # of the ids, slot by slot
         self.layers = nnx.List(
-            attention(key_features=d_model, value_features=features, rngs=rngs) for _ in range(num_layers)
+            attention(layer=layer, key_features=d_model, value_features=features, rngs=rngs)
+            for layer in range(1, num_layers + 1)
         )
         self.output = nnx.Linear(d_model, slots * features, dtype=dtype, rngs=rngs)
 
@@ -86,8 +89,4 @@ class SlotRetrieval(nnx.Module):
 
     def forward_flops(self, length: int) -> int:
         """Operations of one example's forward pass, matrix products only: keys and values of `length` items."""
-        flops = sum(2 * length * layer.num_heads * (layer.head_dim + layer.value_head_dim) for layer in self.layers)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(self, nnx.Param))):
-            if path[-1].key == "kernel":
-                flops += 2 * leaf.size * (length if path[-2].key in ("key", "value") else 1)
-        return flops
+        return 2 * (self.output.kernel.size + sum(multiplications(layer, 1, length) for layer in self.layers))

@@ -1,6 +1,7 @@
 """From a config to its objects: the task, the model, the attention of its blocks."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +9,13 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mha_research.attention import Alibi, DropHead, MultiHeadAttention, RelativeBias, Rotary, initializers
+from mha_research.attention import Alibi, DropHead, RelativeBias, Rotary, initializers
 from mha_research.config import ConfigError, build_choice, default_config, differences
+from mha_research.config.attention import ATTENTION
 from mha_research.models import DecoderLM, SlotRetrieval
 from mha_research.tasks import TASKS, RetrievalSpec, Task, TaskSpec
+from mha_research.training.kinds import MODULES
 
-ATTENTION_KINDS: dict[str, Callable[..., Any]] = {"multi_head": MultiHeadAttention}
 SCALES: dict[str, Callable[..., Any]] = {
     "inverse_sqrt": lambda: "inverse_sqrt",
     "inverse": lambda: "inverse",
@@ -46,13 +48,24 @@ def build_task(config: ConfigDict) -> Task:
     return as_config_error("task", lambda: build_choice(config.task, TASKS))
 
 
-def build_attention(config: ConfigDict) -> Callable[..., Any]:
-    """`make(rngs=)` for the attention of one block. Raises ConfigError for choices that do not fit."""
-    fields = dict(config.model.attention.items())
-    kind = ATTENTION_KINDS[fields.pop("kind")]
+def build_attention(config: ConfigDict, length: int) -> Callable[..., Any]:
+    """`make(layer=, rngs=)` for the attention of a layer, counted from 1, that reads `length` tokens in training.
+
+    Raises ConfigError for choices that do not fit.
+    """
+    own = ATTENTION.own()
+    fields = {name: x for name, x in config.model.attention.items() if name not in own or x is not None}
+    kind = fields.pop("kind")
+    if kind == "sigmoid":  # not of each call's keys: a cache has more, and held-out windows may be longer
+        fields.setdefault("logit_bias", -math.log(length))
     for name, kinds in _CHOICES.items():
         fields[name] = as_config_error(f"model.attention.{name}", functools.partial(build_choice, fields[name], kinds))
-    return functools.partial(kind, config.model.d_model, dtype=jnp.dtype(config.model.dtype), **fields)
+    module = functools.partial(MODULES[kind], config.model.d_model, dtype=jnp.dtype(config.model.dtype), **fields)
+
+    def make(layer: int, **given: Any) -> Any:
+        return module(**given, layer=layer) if kind == "differential" else module(**given)
+
+    return make
 
 
 def build_model(config: ConfigDict, spec: TaskSpec, rngs: nnx.Rngs) -> Any:
@@ -66,7 +79,7 @@ def _decoder(config: ConfigDict, spec: TaskSpec, rngs: nnx.Rngs) -> DecoderLM:
         spec.vocabulary_size,
         model.num_layers,
         model.d_model,
-        build_attention(config),
+        build_attention(config, spec.length),
         length=spec.length,
         position=model.position.name,
         norm=model.norm,
@@ -91,7 +104,8 @@ def _retrieval(config: ConfigDict, spec: RetrievalSpec, rngs: nnx.Rngs) -> SlotR
         raise ConfigError(f"the model of the retrieval task has no {', '.join(unread)}")
     sizes = {"items": spec.vocabulary_size, "slots": spec.slots, "features": spec.features}
     dtype = jnp.dtype(model.dtype)
-    return SlotRetrieval(model.num_layers, model.d_model, build_attention(config), **sizes, dtype=dtype, rngs=rngs)
+    attention = build_attention(config, spec.length)
+    return SlotRetrieval(model.num_layers, model.d_model, attention, **sizes, dtype=dtype, rngs=rngs)
 
 
 MODELS: dict[str, Callable[..., Any]] = {"language_model": _decoder, "retrieval": _retrieval}

@@ -16,6 +16,7 @@ from mha_research.training.clock import Clock
 from mha_research.training.data import train_batches
 from mha_research.training.evaluate import evaluation_row, head_row
 from mha_research.training.interrupt import Flag, Interrupted, interrupts
+from mha_research.training.kinds import check_kind
 from mha_research.training.log import Log
 from mha_research.training.profile import Profiler
 from mha_research.training.rehearsal import rehearse
@@ -68,6 +69,7 @@ def check(config: ConfigDict) -> ConfigDict:
         raise ConfigError(
             f"train.batch_size {options.batch_size} must be a multiple of train.accumulate {options.accumulate}"
         )
+    check_kind(config)
     return config
 
 

@@ -1,15 +1,17 @@
 """A run in shapes alone, before anything is written: what the model or the data refuse, they refuse here."""
 
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mha_research.config import ConfigError
-from mha_research.tasks import Task
+from mha_research.tasks import CharLM, Task
 from mha_research.training.build import as_config_error
 from mha_research.training.evaluate import held_out_sets
-from mha_research.training.step import build_program, zero_sums
+from mha_research.training.step import Program, build_program, zero_sums
 
 
 def rehearse(config: ConfigDict, task: Task, update: bool = True) -> None:
@@ -34,6 +36,18 @@ def rehearse(config: ConfigDict, task: Task, update: bool = True) -> None:
             jax.eval_shape(program.evaluate, state["params"], zero_sums((width,)), batch)
 
     as_config_error("model", trace)
+    params = jax.eval_shape(program.init, config.seed)["params"]
+    if config.run.head_statistics:
+        batch = sets["valid"].batches(options.eval_batch_size or options.batch_size)[0]
+        as_config_error("run.head_statistics", lambda: jax.eval_shape(program.head_statistics, params, batch))
+    if config.run.sample_length and isinstance(task, CharLM):
+        as_config_error("run.sample_length", lambda: jax.eval_shape(functools.partial(_decoded, program), params))
+
+
+def _decoded(program: Program, params: Any) -> jax.Array:
+    """Logits of one token through a cache, as a sample needs them."""
+    model = program.model(params)
+    return model.decode(jnp.zeros((1, 1), jnp.int32), model.init_cache(1, 1))[0]
 
 
 def _check_table(config: ConfigDict, task: Task, longest: int) -> None:

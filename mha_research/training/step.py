@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
+from flax import nnx, traverse_util
 from ml_collections import ConfigDict
 
 from mha_research.attention import HeadImportance
+from mha_research.attention.performer import RandomFeatures
 from mha_research.config import ConfigError, default_config, flat, from_json, from_values, to_json
 from mha_research.models.heads import HEAD_STATISTICS
 from mha_research.tasks import TaskSpec
@@ -87,9 +88,10 @@ def accumulate(loss_and_grad: Any, params: Any, batch: Batch, parts: int, zero: 
 class Program:
     """The compiled functions for one config and task.
 
-    The state is a dict: `params`, `optimizer`, `step` (updates tried), `key`, `skipped` and `skipped_in_a_row` (updates
-    not made for a non-finite gradient), `sums` (of the training metrics since the last log row), and `importance` of
-    the heads where an importance-weighted DropHead asks for it.
+    The state is a dict: `params` (with a Performer's random features, which no update changes), `optimizer`, `step`
+    (updates tried), `key`, `skipped` and `skipped_in_a_row` (updates not made for a non-finite gradient), `sums` (of
+    the training metrics since the last log row), and `importance` of the heads where an importance-weighted DropHead
+    asks for it.
     """
 
     init: Any  # seed -> state
@@ -117,9 +119,11 @@ def build_program(config: ConfigDict, spec: TaskSpec) -> Program:
 def _build_program(config_json: str, spec: TaskSpec) -> Program:
     config = from_json(config_json)
     abstract = nnx.eval_shape(lambda: build_model(config, spec, nnx.Rngs(0)))
-    graphdef, params, importance = _split(abstract)
+    graphdef, params, features, importance = _split(abstract)
     importance = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), importance)
-    functions = _Functions(config, spec, build_optimizer(config), build_schedule(config), graphdef, importance)
+    optimizer, schedule = build_optimizer(config), build_schedule(config)
+    untrained = frozenset(traverse_util.flatten_dict(features))
+    functions = _Functions(config, spec, optimizer, schedule, graphdef, importance, untrained)
     return Program(
         init=jax.jit(functions.init),
         update=jax.jit(functions.update, donate_argnums=0),
@@ -142,14 +146,15 @@ class _Functions:
     schedule: optax.Schedule
     graphdef: Any
     importance: Any
+    untrained: frozenset[tuple[Any, ...]]  # paths of random features among the parameters
 
     def init(self, seed: jax.Array) -> State:
         params_key, key = jax.random.split(jax.random.key(seed))
-        _, params, _ = _split(build_model(self.config, self.spec, nnx.Rngs(params_key)))
+        _, params, features, _ = _split(build_model(self.config, self.spec, nnx.Rngs(params_key)))
         zero = jnp.zeros((), jnp.int32)
         own = {"importance": self.importance} if self.importance else {}
         return own | {
-            "params": params,
+            "params": _joined(params, features),
             "optimizer": self.optimizer.init(params),
             "step": zero,
             "key": key,
@@ -157,6 +162,14 @@ class _Functions:
             "skipped_in_a_row": zero,
             "sums": zero_sums() | {"grad_norm": jnp.zeros(()), "updates": jnp.zeros(())},
         }
+
+    def parted(self, params: Any) -> tuple[Any, Any]:
+        """(what is trained, random features), each a tree of its own."""
+        if not self.untrained:
+            return params, {}
+        flat = traverse_util.flatten_dict(params)
+        features = {path: flat.pop(path) for path in self.untrained}
+        return traverse_util.unflatten_dict(flat), traverse_util.unflatten_dict(features)
 
     def values(self, params: Any, importance: Any, batch: Batch, **options: Any) -> Sums:
         """What is summed of every target, (B, L) each."""
@@ -166,10 +179,11 @@ class _Functions:
     def gradient(self, state: State, batch: Batch) -> tuple[Sums, Any]:
         """Sums over the batch, those of the heads' importance among them, and the gradient of the mean loss."""
         key, scores = jax.random.fold_in(state["key"], state["step"]), state.get("importance", {})
+        trained, features = self.parted(state["params"])
 
         def loss(params: Any, gates: Any, part: Batch, index: jax.Array, total: jax.Array) -> tuple[jax.Array, Sums]:
             options = {"key": jax.random.fold_in(key, index), "step": state["step"], "head_gates": gates}
-            sums = jax.tree.map(jnp.sum, self.values(params, scores, part, **options))
+            sums = jax.tree.map(jnp.sum, self.values(_joined(params, features), scores, part, **options))
             return sums["loss"] / total, sums
 
         def loss_and_grad(params: Any, part: Batch, index: jax.Array, total: jax.Array) -> Any:
@@ -179,14 +193,15 @@ class _Functions:
             return (value, sums | head_sums(of_gates)), gradient
 
         zero = zero_sums() | zero_head_sums(scores)
-        return accumulate(loss_and_grad, state["params"], batch, self.config.train.accumulate, zero)
+        return accumulate(loss_and_grad, trained, batch, self.config.train.accumulate, zero)
 
     def update(self, state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         sums, gradient = self.gradient(state, batch)
         grad_norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
-        changes, new_optimizer = self.optimizer.update(gradient, state["optimizer"], state["params"])
-        new = {"params": optax.apply_updates(state["params"], changes), "optimizer": new_optimizer}
+        trained, features = self.parted(state["params"])
+        changes, new_optimizer = self.optimizer.update(gradient, state["optimizer"], trained)
+        new = {"params": _joined(optax.apply_updates(trained, changes), features), "optimizer": new_optimizer}
         if "importance" in state:
             new["importance"] = updated(state["importance"], sums)
         new = jax.tree.map(functools.partial(jnp.where, finite), new, {name: state[name] for name in new})
@@ -231,10 +246,18 @@ def _inputs(model: Any, batch: Batch) -> Batch:
     return {name: batch[name] for name in model.inputs if name in batch}
 
 
-def _split(model: nnx.Module) -> tuple[Any, Any, Any]:
-    """Graph definition, and parameters and head importance as plain dicts. A model that keeps other state is
-    refused."""
-    graphdef, params, importance, rest = nnx.split(model, nnx.Param, HeadImportance, ...)  # type: ignore[misc]
+def _joined(params: Any, features: Any) -> Any:
+    """Parameters and random features as one tree."""
+    if not features:
+        return params
+    return traverse_util.unflatten_dict(traverse_util.flatten_dict(params) | traverse_util.flatten_dict(features))
+
+
+def _split(model: nnx.Module) -> tuple[Any, Any, Any, Any]:
+    """Graph definition, and parameters, random features and head importance as plain dicts. A model that keeps other
+    state is refused."""
+    filters: tuple[Any, ...] = (nnx.Param, RandomFeatures, HeadImportance, ...)
+    graphdef, params, features, importance, rest = nnx.split(model, *filters)
     if jax.tree.leaves(rest):
         raise ConfigError(f"model: only parameters may be kept in a model, got {list(nnx.to_pure_dict(rest))}")
-    return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(importance)
+    return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(features), nnx.to_pure_dict(importance)

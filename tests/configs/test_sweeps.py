@@ -21,6 +21,7 @@ def test_shipped_sweep(file):
     assert set(found) == set(sweep.arms)
     assert sweep.claims
     assert f"--config=configs/sweeps/{file.name}" in file.read_text()
-    assert unmatched(found) == []  # arms of a shipped sweep have the same parameters and FLOPs
+    # Arms of a shipped sweep have the same parameters and FLOPs, or its docstring says that they do not.
+    assert (unmatched(found) == []) != ("the arms are not matched" in file.read_text())
     for claim in elementary(sweep.claims):
         assert claim.metric in SIZES or claim.metric.split("@")[0] in sweep.worst

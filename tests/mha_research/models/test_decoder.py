@@ -24,15 +24,17 @@ def make(
     implementation: str = "auto",
     **options: Any,
 ) -> DecoderLM:
-    attention = functools.partial(
-        MultiHeadAttention,
-        WIDTH,
-        3,
-        position=attention_position,
-        dtype=options.get("dtype", jnp.float32),
-        dropout_rate=attention_dropout,
-        implementation=implementation,
-    )
+    def attention(layer: int, rngs: nnx.Rngs) -> MultiHeadAttention:
+        return MultiHeadAttention(
+            WIDTH,
+            3,
+            position=attention_position,
+            dtype=options.get("dtype", jnp.float32),
+            dropout_rate=attention_dropout,
+            implementation=implementation,
+            rngs=rngs,
+        )
+
     return DecoderLM(VOCABULARY, num_layers, WIDTH, attention, length=LENGTH, rngs=nnx.Rngs(seed), **options)
 
 
@@ -180,7 +182,10 @@ def test_learned_positions_beyond_the_table_are_not_a_number() -> None:
 @pytest.mark.parametrize("options", [{}, {"activation": "swiglu", "tie_embeddings": False, "mlp_width": 40}])
 def test_flops_are_near_what_xla_counts(options: dict[str, Any]) -> None:
     """XLA also counts softmax, norms and activations, a few percent at this size."""
-    attention = functools.partial(MultiHeadAttention, 64, 4, implementation="reference")
+
+    def attention(layer: int, rngs: nnx.Rngs) -> MultiHeadAttention:
+        return MultiHeadAttention(64, 4, implementation="reference", rngs=rngs)
+
     model = DecoderLM(31, 2, 64, attention, length=48, rngs=nnx.Rngs(0), **options)
     graphdef, state = nnx.split(model)
     forward = jax.jit(lambda state, tokens: nnx.merge(graphdef, state)(tokens))

@@ -1,6 +1,6 @@
 """The look-up model: its weights do not depend on the values, so the floor of its error is a theorem."""
 
-import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ Batch = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def make(num_layers: int = 1, heads: int = 2) -> SlotRetrieval:
-    attention = functools.partial(MultiHeadAttention, D, heads, implementation="reference", use_bias=False)
+    def attention(layer: int, **sizes: Any) -> MultiHeadAttention:
+        return MultiHeadAttention(D, heads, implementation="reference", use_bias=False, **sizes)
+
     return SlotRetrieval(num_layers, D, attention, items=ITEMS, slots=SLOTS, features=WIDTH, rngs=nnx.Rngs(0))
 
 
