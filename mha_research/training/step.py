@@ -256,8 +256,8 @@ def _joined(params: Any, features: Any) -> Any:
 def _split(model: nnx.Module) -> tuple[Any, Any, Any, Any]:
     """Graph definition, and parameters, random features and head importance as plain dicts. A model that keeps other
     state is refused."""
-    filters: tuple[Any, ...] = (nnx.Param, RandomFeatures, HeadImportance, ...)
-    graphdef, params, features, importance, rest = nnx.split(model, *filters)
+    graphdef, *states = nnx.split(model, nnx.Param, RandomFeatures, HeadImportance, ...)
+    params, features, importance, rest = map(nnx.to_pure_dict, states)
     if jax.tree.leaves(rest):
-        raise ConfigError(f"model: only parameters may be kept in a model, got {list(nnx.to_pure_dict(rest))}")
-    return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(features), nnx.to_pure_dict(importance)
+        raise ConfigError(f"model: only parameters may be kept in a model, got {list(rest)}")
+    return graphdef, params, features, importance
