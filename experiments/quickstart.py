@@ -14,8 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+try:
+    from experiments.command_line import command_line
+except ModuleNotFoundError:  # run as a file, from whose folder nothing is found
+    sys.exit("experiments.quickstart: run it from the folder above, as `python -m experiments.quickstart`")
 from experiments import report, sweep
-from experiments.command_line import command_line
 from mha_research.config import ConfigError, parse_arguments
 
 CONFIG = Path(__file__).parents[1] / "configs/sweeps/quickstart.py"
@@ -35,9 +38,13 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 0
     try:
-        options, _ = parse_arguments(arguments)
+        options, overrides = parse_arguments(arguments)
         if set(options) != {"workdir"}:
             raise ConfigError(f"takes --workdir=DIR and --config.FIELD=VALUE; got {' '.join(arguments) or 'nothing'}")
+        if overrides.get("model.attention.kind", "multi_head") != "multi_head":
+            raise ConfigError(
+                "it draws plain heads and samples from them; see configs/sweeps/variants.py for other kinds"
+            )
     except ConfigError as error:
         print(f"experiments.quickstart: {error}", file=sys.stderr)
         return 2

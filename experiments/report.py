@@ -7,7 +7,10 @@ one sweep, such as its seeds from two machines, are joined. Exit code: 0, or 2 f
 import sys
 from pathlib import Path
 
-from experiments.command_line import command_line
+try:
+    from experiments.command_line import command_line
+except ModuleNotFoundError:  # run as a file, from whose folder nothing is found
+    sys.exit("experiments.report: run it from the folder above, as `python -m experiments.report`")
 from mha_research.config import ConfigError, parse_arguments
 
 

@@ -26,7 +26,10 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments.command_line import command_line
+try:
+    from experiments.command_line import command_line
+except ModuleNotFoundError:  # run as a file, from whose folder nothing is found
+    sys.exit("experiments.sweep: run it from the folder above, as `python -m experiments.sweep`")
 from mha_research.config import ConfigError, parse_arguments
 
 

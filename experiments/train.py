@@ -1,14 +1,18 @@
 """Train one model: `python -m experiments.train --config=FILE --workdir=DIR [--config.FIELD=VALUE ...]`.
 
-The same command goes on where an interrupted one stopped. Exit code: 0 finished, 1 diverged or failed, 2 a wrong
-command, config or directory, 130 and 143 stopped by Ctrl-C and SIGTERM after a checkpoint.
+The same command goes on where an interrupted one stopped. --help lists the fields, with their values in FILE where
+that is given. Exit code: 0 finished, 1 diverged or failed, 2 a wrong command, config or directory, 130 and 143 stopped
+by Ctrl-C and SIGTERM after a checkpoint.
 """
 
 import logging
 import sys
 from pathlib import Path
 
-from experiments.command_line import command_line
+try:
+    from experiments.command_line import command_line
+except ModuleNotFoundError:  # run as a file, from whose folder nothing is found
+    sys.exit("experiments.train: run it from the folder above, as `python -m experiments.train`")
 from mha_research.config import ConfigError, load_config, parse_arguments
 
 USAGE = "usage: python -m experiments.train --config=FILE --workdir=DIR [--config.FIELD=VALUE ...]"
@@ -37,12 +41,19 @@ def run(config, workdir: str, overrides: dict[str, str]) -> int:  # type: ignore
     import jax
 
     from mha_research.tasks import TaskError
-    from mha_research.training import CheckpointError, Interrupted, WorkdirError, train, use_compilation_cache
+    from mha_research.training import (
+        CheckpointError,
+        Interrupted,
+        WorkdirError,
+        read_result,
+        train,
+        use_compilation_cache,
+    )
 
     logging.getLogger("absl").setLevel(logging.ERROR)
     use_compilation_cache()
-    over = Path(workdir, "result.json").exists()
     try:
+        over = read_result(Path(workdir)) is not None
         result = train(config, workdir, overrides)
     except (ConfigError, TaskError, WorkdirError) as error:
         return _fail(error, 2)
@@ -68,13 +79,20 @@ def _fail(error: object, code: int) -> int:
 
 
 def _help(arguments: list[str]) -> int:
-    from mha_research.config import FIELDS
+    """Every field with its type and its value: that of the config file and the overrides where they are given."""
+    from mha_research.config import FIELDS, default_config, flat, override
     from mha_research.config.schema import bounds_in_words
 
+    try:
+        options, overrides = parse_arguments([word for word in arguments if word not in ("--help", "-h")])
+        file = options.get("config")
+        values = flat(load_config(file, overrides) if file else override(default_config(), overrides))
+    except ConfigError as error:
+        return _fail(error, 2)
     print(__doc__)
     for path, field in FIELDS.items():
         bounds = f", {bounds_in_words(field.bounds)}" if field.bounds else ""
-        print(f"  --config.{path}  {field.doc} [{field.describe()}; {field.default!r}]{bounds}")
+        print(f"  --config.{path}  {field.doc} [{field.describe()}; {values[path]!r}]{bounds}")
     return 0
 
 

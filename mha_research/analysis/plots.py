@@ -34,7 +34,8 @@ def loss_curve(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]
 def attention_maps(weights: Sequence[np.ndarray], labels: Sequence[str]) -> Figure:
     """One panel a head: queries down, keys across, darker is more probability; each row of panels is a layer.
 
-    `weights` has one (H, L, L) array a layer and `labels` the L tokens. Raises ValueError when these do not fit.
+    `weights` has one (H, L, L) array a layer and `labels` the L tokens; weights below 0, which some kinds of attention
+    have, are drawn as 0. Raises ValueError when these do not fit.
     """
     heads, length = max(layer.shape[0] for layer in weights), len(labels)
     for number, layer in enumerate(weights):
@@ -48,7 +49,9 @@ def attention_maps(weights: Sequence[np.ndarray], labels: Sequence[str]) -> Figu
                 axes.set_axis_off()
                 continue
             # The root makes small probabilities visible; rows sum to 1, so a head that looks everywhere is pale.
-            image = axes.imshow(np.sqrt(np.asarray(layer[head], np.float32)), cmap="Blues", vmin=0, vmax=1)
+            image = axes.imshow(
+                np.sqrt(np.maximum(np.asarray(layer[head], np.float32), 0)), cmap="Blues", vmin=0, vmax=1
+            )
             axes.set_title(f"layer {number} head {head}", fontsize="small")
             axes.set_xticks(range(length), labels, fontsize=6, family="monospace")
             axes.set_yticks(range(length), labels, fontsize=4.5, family="monospace")

@@ -54,9 +54,15 @@ class Block(nnx.Module):
         return self._residual(x, self.mlp, self.mlp_norm, keys[2])
 
     def attention_weights(self, x: jax.Array, mask: Mask) -> jax.Array:
-        """The probabilities (B, H, L, L) with which the block attends, before any dropout."""
+        """The weights (B, H, L, L) with which the block attends, before any dropout; of most kinds, probabilities.
+
+        Raises ValueError for an attention that has no weight for each token.
+        """
         x = self.attention_norm(x) if self.norm_placement == "pre" else x
-        return self.attention(x, mask=mask, return_weights=True)[1]
+        weights = self.attention(x, mask=mask, return_weights=True)[1]
+        if not isinstance(weights, jax.Array):
+            raise ValueError(f"{type(self.attention).__name__} has no weight for each token")
+        return weights
 
     def head_statistics(self, x: jax.Array, mask: Mask) -> HeadStatistics:
         """What each head does at each query, (B, H, L) each, before any dropout and in O(L) memory."""

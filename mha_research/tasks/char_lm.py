@@ -8,7 +8,7 @@ from functools import cached_property, partial
 import grain
 import numpy as np
 
-from mha_research.tasks.corpus import SPLITS, Corpus, sotu, user_files
+from mha_research.tasks.corpus import SPLITS, Corpus, counted, sotu, user_files
 from mha_research.tasks.task import Evaluation, Example, TaskSpec, random_batches
 
 BOUNDARY, UNKNOWN, FIRST_CHARACTER = 0, 1, 2
@@ -184,7 +184,7 @@ class CharLM:
         extra = (
             f", {unknown} of them unseen in training" if split != "train" else f", {self.vocabulary.size - 2} different"
         )
-        return f"{split}: {len(documents)} documents, {sum(map(len, documents)):,} characters{extra}"
+        return f"{split}: {counted(len(documents), 'document')}, {sum(map(len, documents)):,} characters{extra}"
 
 
 def _bz2_bits(data: bytes) -> int:

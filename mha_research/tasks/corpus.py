@@ -102,8 +102,13 @@ def user_files(
         first, second = (round(len(text) * share) for share in (1 - valid_fraction - test_fraction, 1 - test_fraction))
         for split, part in zip(SPLITS, (text[:first], text[first:second], text[second:])):
             cuts[split].append(part)
-    note = f"{len(documents)} files, split by position: each begins in train, then valid, and ends in test"
+    note = f"{counted(len(documents), 'file')}, split by position: each begins in train, then valid, and ends in test"
     return _corpus({split: [part for part in parts if part] for split, parts in cuts.items()}, note)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _by_document(documents: dict[str, str], valid_fraction: float, test_fraction: float) -> Corpus:

@@ -93,6 +93,6 @@ def _say_speed(config: ConfigDict, program: Program, log: Log, result: Result) -
         share = flops / peak_flops()
         log.say(
             f"{result.parameters:,} parameters, {result.flops_per_step:.3g} FLOPs a step, {tokens:,.0f} tokens/s, "
-            f"{flops / 1e9:.1f} GFLOP/s ({share:.0%} of the device), "
+            f"{flops / 1e9:.{'1f' if flops >= 1e9 else '2g'}} GFLOP/s ({share:.0%} of the device), "
             f"peak memory {result.peak_memory_bytes / 2**20:,.0f} MiB"
         )

@@ -172,6 +172,30 @@ def test_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--config.optimizer.clip_norm  largest global norm of the gradient [float or None; None]" in output
 
 
+def test_help_shows_the_values_of_a_config_file_and_of_overrides(
+    folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--help", f"--config={folder / 'config.py'}", "--config.seed=7"]) == 0
+    output = capsys.readouterr().out
+    assert "--config.model.attention.num_heads  query heads H [int; 2]" in output
+    assert "dropout [int; 7]" in output
+    assert main(["--help", "--config=absent.py"]) == 2
+    assert capsys.readouterr().err == "experiments.train: there is no Python config file 'absent.py'\n"
+
+
+@pytest.mark.parametrize("name", ["train", "sweep", "report", "quickstart"])
+def test_run_as_a_file_it_says_in_one_line_how_to_run_it(name: str) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    ended = subprocess.run(
+        [sys.executable, f"experiments/{name}.py"], cwd=ROOT, env=environment, text=True, capture_output=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(
+        f"experiments.{name}: run it from the folder above, as `python -m experiments.{name}`"
+    )
+    assert ended.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "error", [MemoryError("cannot allocate 9 TB"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of\nmemory")]
 )

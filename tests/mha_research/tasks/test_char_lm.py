@@ -101,10 +101,10 @@ def test_unknown_characters_are_counted(tmp_path: pathlib.Path) -> None:
     pattern = write_files(tmp_path, {"a.txt": "abababababababababXY"})
     task = CharLM(3, pattern)
     assert task.notes == (
-        "1 files, split by position: each begins in train, then valid, and ends in test",
-        "train: 1 documents, 16 characters, 2 different",
-        "valid: 1 documents, 2 characters, 0 of them unseen in training",
-        "test: 1 documents, 2 characters, 2 of them unseen in training",
+        "1 file, split by position: each begins in train, then valid, and ends in test",
+        "train: 1 document, 16 characters, 2 different",
+        "valid: 1 document, 2 characters, 0 of them unseen in training",
+        "test: 1 document, 2 characters, 2 of them unseen in training",
     )
     # Add-one frequencies of the classes unknown, a, b are 1, 9, 9 in 19.
     assert task.baselines()["test"]["unigram"] == pytest.approx(math.log(19))
