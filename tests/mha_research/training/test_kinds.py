@@ -181,7 +181,7 @@ def test_head_statistics_are_those_of_the_probabilities(tiny: ConfigDict, kind: 
 
 def test_patches_give_no_map_of_tokens(tiny: ConfigDict, tokens: np.ndarray) -> None:
     model = model_of(changed(tiny, "multi_scale", own("multi_scale")))
-    with pytest.raises(ValueError, match="^MultiScaleAttention has no weight for each token$"):
+    with pytest.raises(ValueError, match=r"^MultiScaleAttention has no weight for each token$"):
         model.attention_weights(jnp.asarray(tokens))
 
 
