@@ -85,3 +85,14 @@ def test_only_characters_are_drawn(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n')
     with pytest.raises(ValueError, match="holds a run of task 'induction'"):
         quickstart.draw(tmp_path)
+
+
+def test_kinds_that_it_cannot_show_are_refused_before_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [f"--workdir={tmp_path / 'run'}", "--config.model.attention.kind=sigmoid"]
+    assert quickstart.main(command) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("experiments.quickstart: it draws plain heads and samples from them")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()

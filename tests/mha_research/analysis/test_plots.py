@@ -40,3 +40,9 @@ def test_each_head_has_its_panel() -> None:
 def test_maps_that_do_not_fit_their_labels_are_refused() -> None:
     with pytest.raises(ValueError, match=r"layer 0 has shape \(2, 5, 5\); expected \(H, 4, 4\)"):
         attention_maps([np.ones((2, 5, 5))], list("abcd"))
+
+
+def test_negative_weights_are_drawn_as_none() -> None:
+    """A difference of softmaxes has them, and the root of one is not a number."""
+    figure = attention_maps([np.array([[[0.25, -0.5], [-0.1, 1.0]]])], list("ab"))
+    np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), [[0.5, 0], [0, 1]])
