@@ -152,6 +152,12 @@ def tokamax_chunked(case: str, arrays: list[jax.Array], backward: bool) -> Calla
 def contenders(case: str, arrays: list[jax.Array], backward: bool, tiles: list[str]) -> Runs:
     """What runs in this case, by name; `tiles` adds blockwise with explicit tile sizes, as 512x256."""
     runs: Runs = {"blockwise": ours(case, arrays, backward, "blockwise")}
+    try:
+        runs = {"native": ours(case, arrays, backward, "native"), **runs}
+        runs["native"]()
+    except ValueError as error:
+        del runs["native"]
+        print(f"  native left out: {error}")
     for size in tiles:
         runs[size] = ours(case, arrays, backward, mk.Blockwise(*map(int, size.split("x"))))
     for name, make in (("torch", torch_sdpa), ("tokamax", tokamax_chunked), ("jax.nn", jax_nn)):
@@ -202,7 +208,7 @@ def main() -> None:
                     continue
                 found = medians(runs, options.repeats)
                 results.append({"case": case, "length": length, "pass": which, "seconds": found})
-                base = found["blockwise"]
+                base = found.get("native", found["blockwise"])
                 cells = ", ".join(f"{name} {1e3 * s:.1f} ms ({s / base:.2f})" for name, s in found.items())
                 print(f"{case:8} L {length:5} {which:8} {cells}", flush=True)
     if options.json:
