@@ -29,7 +29,7 @@ using Bytes = ffi::Buffer<ffi::U8>;
 using FloatResult = ffi::Result<Floats>;
 using ByteResult = ffi::Result<Bytes>;
 
-constexpr long QUERY_TILE = 192, CHUNK = 256;             // forward
+constexpr long QUERY_TILE = 192, CHUNK = 512;             // forward
 constexpr long BACK_TILE = 96, BACK_CHUNK = 256, BACK_ROW = BACK_CHUNK + LANES;  // a power of two would share cache sets
 
 // work(0) .. work(count - 1) on the threads of XLA's pool, this one among them. It never waits for a task that has not

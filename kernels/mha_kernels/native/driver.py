@@ -15,12 +15,11 @@ from mha_kernels import tile
 from mha_kernels.algebra import Algebra, accumulation_dtype
 from mha_kernels.blockwise import Blockwise
 from mha_kernels.driver import Backward
-from mha_kernels.kernel_tiles import shaped
 from mha_kernels.native.library import reason_not_loaded
 from mha_kernels.native.operands import LINES, PANEL, declined, operands
 from mha_kernels.relative import by_distance
 from mha_kernels.sizes import Sizes
-from mha_kernels.transforms import spread
+from mha_kernels.transforms import spread, vary, varying_axes
 
 VECTOR = 16  # values are packed to a multiple of it, which every machine's vectors divide
 
@@ -82,9 +81,7 @@ def _sizes(query: Any, key: Any) -> Sizes:
 
 def _on_rows(algebra: Algebra, batch: int) -> Algebra:
     """With what acts on rows laid out for each example, (B | 1, ...)."""
-    return dataclasses.replace(
-        algebra, sink=spread(algebra.sink, batch), head_gate=spread(algebra.head_gate, batch)
-    )
+    return dataclasses.replace(algebra, sink=spread(algebra.sink, batch), head_gate=spread(algebra.head_gate, batch))
 
 
 def _moments(names: Any) -> tuple[list[str], int]:
@@ -94,8 +91,15 @@ def _moments(names: Any) -> tuple[list[str], int]:
 
 
 def _call(name: str, results: dict[str, jax.ShapeDtypeStruct], arrays: Any, moments: int) -> dict[str, jax.Array]:
+    """The function of attention.cc, inside `shard_map` too: all it reads and gives varies over the same mesh axes."""
+    axes = frozenset[str]().union(*map(varying_axes, arrays))
+    arrays = [vary(array, axes) for array in arrays]
     found = jax.ffi.ffi_call(name, tuple(results.values()))(*arrays, moments=np.int64(moments))
-    return dict(zip(results, found, strict=True))
+    return {name: vary(array, axes) for name, array in zip(results, found, strict=True)}
+
+
+def _floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def _forward(query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> Any:
@@ -104,19 +108,16 @@ def _forward(query: Any, key: Any, value: Any, algebra: Algebra, statistics: tup
     lined, *_ = by_distance(algebra, (False,) * len(jax.tree.leaves(algebra)), sizes, jnp.float32, LINES)
     names, moments = _moments(statistics)
 
-    def floats(*shape: int) -> jax.ShapeDtypeStruct:
-        return shaped(shape, jnp.float32, query)
-
     found = _call(
         "mha_forward",
         {
-            "output": floats(batch, length_q, heads, value_width),
-            "maximum": floats(batch, heads, length_q),
-            "total": floats(batch, heads, length_q),
-            "moments": floats(len(names), batch, heads, length_q),
-            "packed_keys": floats(batch, groups, sizes.padded[1], width),
-            "packed_values": floats(batch, groups, sizes.padded[1], -(-value_width // VECTOR) * VECTOR),
-            "used": shaped((batch, length_q + sizes.length_k), jnp.uint8, query),
+            "output": _floats(batch, length_q, heads, value_width),
+            "maximum": _floats(batch, heads, length_q),
+            "total": _floats(batch, heads, length_q),
+            "moments": _floats(len(names), batch, heads, length_q),
+            "packed_keys": _floats(batch, groups, sizes.padded[1], width),
+            "packed_values": _floats(batch, groups, sizes.padded[1], -(-value_width // VECTOR) * VECTOR),
+            "used": jax.ShapeDtypeStruct((batch, length_q + sizes.length_k), jnp.uint8),
         },
         (*(x.astype(jnp.float32) for x in (query, key, value)), *operands(lined, sizes)),
         moments,
@@ -143,17 +144,14 @@ def _backward(task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax
     cotangents = [task.cotangents[name][..., 0] for name in names]
     per_row = (sizes.batch, sizes.heads, sizes.length_q)
 
-    def floats(*shape: int) -> jax.ShapeDtypeStruct:
-        return shaped(shape, jnp.float32, query)
-
     found = _call(
         "mha_backward",
         {
-            "query": floats(*query.shape),
-            "key": floats(*key.shape),
-            "value": floats(*value.shape),
-            "line": floats(*per_row[:2], inputs.line.shape[-1]) if on_line else floats(0),
-            "used": shaped((sizes.batch, sizes.length_q + sizes.length_k), jnp.uint8, query),
+            "query": _floats(*query.shape),
+            "key": _floats(*key.shape),
+            "value": _floats(*value.shape),
+            "line": _floats(*per_row[:2], inputs.line.shape[-1]) if on_line else _floats(0),
+            "used": jax.ShapeDtypeStruct((sizes.batch, sizes.length_q + sizes.length_k), jnp.uint8),
         },
         (
             *(x.astype(jnp.float32) for x in (query, key, value)),

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstring>
+#include <utility>
 
 namespace mha {
 
@@ -109,14 +110,39 @@ inline void pack(const float* rows, long row, long n, long height, long width, c
   }
 }
 
+// a and b hold rows whose lanes differ in bit S of their number; afterwards that bit tells rows apart.
+template <int S, size_t... N>
+inline void exchange(Vector& a, Vector& b, std::index_sequence<N...>) {
+  const Vector low = __builtin_shufflevector(a, b, (N & S ? LANES + N - S : N)...);
+  b = __builtin_shufflevector(a, b, (N & S ? LANES + N : N + S)...);
+  a = low;
+}
+template <int S>
+inline void transpose(Vector* rows) {
+#pragma GCC unroll 16
+  for (int n = 0; n < LANES; n++)
+    if (!(n & S)) exchange<S>(rows[n], rows[n + S], std::make_index_sequence<LANES>());
+  if constexpr (S > 1) transpose<S / 2>(rows);
+}
+
 // Rows (count x n, strided) as the panels of their transpose (n x count padded to whole panels).
 inline void pack_transposed(const float* rows, long row, long count, long n, const unsigned char* used, float* panels) {
-  for (long at = 0; at < round_up(count, PANEL); at += PANEL)
-    for (long c = 0; c < PANEL; c++) {
-      const bool keep = at + c < count && used[at + c];
-      float* to = panels + at * n + c;
-      for (long k = 0; k < n; k++) to[k * PANEL] = keep ? rows[(at + c) * row + k] : 0.0f;
+  for (long at = 0; at < round_up(count, PANEL); at += LANES) {
+    float* to = panels + at / PANEL * PANEL * n + at % PANEL;
+    bool whole = at + LANES <= count;
+    for (long c = 0; c < LANES && whole; c++) whole = used[at + c];
+    long k = 0;
+    for (; whole && k + LANES <= n; k += LANES) {
+      Vector square[LANES];
+#pragma GCC unroll 16
+      for (int c = 0; c < LANES; c++) square[c] = load(rows + (at + c) * row + k);
+      transpose<LANES / 2>(square);
+#pragma GCC unroll 16
+      for (int c = 0; c < LANES; c++) store(to + (k + c) * PANEL, square[c]);
     }
+    for (; k < n; k++)
+      for (long c = 0; c < LANES; c++) to[k * PANEL + c] = at + c < count && used[at + c] ? rows[(at + c) * row + k] : 0;
+  }
 }
 
 }  // namespace mha
