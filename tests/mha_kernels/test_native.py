@@ -27,9 +27,7 @@ structures = st.fixed_dictionaries(
     {
         "sizes": st.tuples(st.integers(1, 2), length, length, st.integers(1, 2), st.integers(1, 3), width, width),
         "dtype": st.sampled_from(["float32", "bfloat16", "float16"]),
-        "masks": st.lists(
-            st.sampled_from(KINDS), max_size=3, unique=True
-        ),
+        "masks": st.lists(st.sampled_from(KINDS), max_size=3, unique=True),
         "biases": st.lists(st.sampled_from(["alibi", "distance", "clipped", "t5"]), max_size=2),
         "options": st.sets(st.sampled_from(["sink", "head_gate", "head_gates"])),
     }

@@ -41,11 +41,11 @@ class Native:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """See `driver.Driver`."""
 
-        def by_blockwise(*arguments: Any) -> Any:
-            return Blockwise().forward(*arguments, statistics, precision)
+        def by_blockwise(query: Any, key: Any, value: Any, algebra: Algebra) -> Any:
+            return Blockwise().forward(query, key, value, algebra, statistics, precision)
 
-        def natively(*arguments: Any) -> Any:
-            return _forward(*arguments, statistics)
+        def natively(query: Any, key: Any, value: Any, algebra: Algebra) -> Any:
+            return _forward(query, key, value, algebra, statistics)
 
         return _with_jvp_of(by_blockwise, natively)(query, key, value, algebra)
 
