@@ -4,12 +4,14 @@
     python kernels/benchmarks/cpu.py --lengths 512 2048 --cases plain causal --repeats 9
     python kernels/benchmarks/cpu.py --memory --lengths 2048 8192       planned memory, where nothing is run
 
-Peers that are not installed (torch, tokamax) are left out and named. Every round runs each contender once, so that
-noise of the machine meets all of them alike; a ratio is of medians, above 1 where mha_kernels is faster.
+Peers that are not installed (torch, tokamax) are left out and named; "native" runs where it is built. Every round runs
+each contender once, so that noise of the machine meets all of them alike; a ratio is of medians, above 1 where the
+first of them is faster.
 """
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import statistics
@@ -22,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mha_kernels as mk
+from mha_kernels.native.library import is_built
 
 Runs = dict[str, Callable[[], Any]]
 
@@ -40,6 +43,7 @@ def operands(case: str, shape: tuple[int, int, int, int]) -> dict[str, Any]:
     }[case]
 
 
+@functools.lru_cache(maxsize=1)  # one is 2 GB at L 8192
 def dense(case: str, shape: tuple[int, int, int, int]) -> dict[str, Any]:
     """The same case as the arrays that peers without biases and masks as functions need."""
     _, length, heads, _ = shape
@@ -65,28 +69,27 @@ def ours(case: str, arrays: list[jax.Array], backward: bool, implementation: Any
     return jitted(call, arrays, backward)
 
 
-def jax_nn(case: str, arrays: list[jax.Array], backward: bool) -> Callable[[], Any]:
+def peer(attend: Callable[..., Any], case: str, arrays: list[jax.Array], backward: bool) -> Callable[[], Any]:
+    """A function with the arguments of `jax.nn.dot_product_attention`, given bias and mask as arrays."""
     arguments = dense(case, arrays[0].shape)
+    extra = {"bias": arguments.get("bias"), "mask": arguments.get("keep")}
 
-    def call(query: Any, key: Any, value: Any) -> Any:
-        return jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            bias=arguments.get("bias"),
-            mask=arguments.get("keep"),
-            is_causal=arguments.get("causal", False),
-        )
+    def call(query: Any, key: Any, value: Any, extra: Any) -> Any:
+        return attend(query, key, value, is_causal=arguments.get("causal", False), **extra)
 
-    return jitted(call, arrays, backward)
+    return jitted(call, [*arrays, extra], backward)
+
+
+def jax_nn(case: str, arrays: list[jax.Array], backward: bool) -> Callable[[], Any]:
+    return peer(jax.nn.dot_product_attention, case, arrays, backward)
 
 
 @dataclasses.dataclass(frozen=True)
 class Jitted:
-    """A compiled call on its arrays, and how much memory XLA plans for it beside inputs and outputs."""
+    """A compiled call on its arguments, and how much memory XLA plans for it beside inputs and outputs."""
 
     run: Any
-    arrays: list[jax.Array]
+    arrays: list[Any]
 
     def __call__(self) -> Any:
         return jax.block_until_ready(self.run(*self.arrays))
@@ -95,7 +98,7 @@ class Jitted:
         return self.run.lower(*self.arrays).compile().memory_analysis().temp_size_in_bytes / 2**20
 
 
-def jitted(call: Callable[..., Any], arrays: list[jax.Array], backward: bool) -> Jitted:
+def jitted(call: Callable[..., Any], arrays: list[Any], backward: bool) -> Jitted:
     cotangent = jnp.asarray(np.random.default_rng(2).standard_normal(arrays[0].shape), arrays[0].dtype)
 
     def loss(*arrays: Any) -> Any:
@@ -133,25 +136,16 @@ def tokamax_chunked(case: str, arrays: list[jax.Array], backward: bool) -> Calla
     from absl import flags
 
     flags.FLAGS([""])  # tokamax reads its settings from the command line, which is ours
-    arguments = dense(case, arrays[0].shape)
-
-    def call(query: Any, key: Any, value: Any) -> Any:
-        return tokamax.dot_product_attention(
-            query,
-            key,
-            value,
-            bias=arguments.get("bias"),
-            mask=arguments.get("keep"),
-            is_causal=arguments.get("causal", False),
-            implementation="xla_chunked",
-        )
-
-    return jitted(call, arrays, backward)
+    chunked = functools.partial(tokamax.dot_product_attention, implementation="xla_chunked")
+    return peer(chunked, case, arrays, backward)
 
 
 def contenders(case: str, arrays: list[jax.Array], backward: bool, tiles: list[str]) -> Runs:
     """What runs in this case, by name; `tiles` adds blockwise with explicit tile sizes, as 512x256."""
-    runs: Runs = {"blockwise": ours(case, arrays, backward, "blockwise")}
+    runs: Runs = {}
+    if is_built():
+        runs["native"] = ours(case, arrays, backward, "native")
+    runs["blockwise"] = ours(case, arrays, backward, "blockwise")
     for size in tiles:
         runs[size] = ours(case, arrays, backward, mk.Blockwise(*map(int, size.split("x"))))
     for name, make in (("torch", torch_sdpa), ("tokamax", tokamax_chunked), ("jax.nn", jax_nn)):
@@ -169,6 +163,7 @@ def medians(runs: Runs, repeats: int) -> dict[str, float]:
         run()
     for _ in range(repeats):
         for name, run in runs.items():
+            time.sleep(0.01)  # idle threads of the last one spin for a while, and would take time from this one
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)
@@ -202,7 +197,7 @@ def main() -> None:
                     continue
                 found = medians(runs, options.repeats)
                 results.append({"case": case, "length": length, "pass": which, "seconds": found})
-                base = found["blockwise"]
+                base = found["native"] if is_built() else found["blockwise"]
                 cells = ", ".join(f"{name} {1e3 * s:.1f} ms ({s / base:.2f})" for name, s in found.items())
                 print(f"{case:8} L {length:5} {which:8} {cells}", flush=True)
     if options.json:

@@ -28,7 +28,7 @@ NAMES = ("output", "query", "key", "value")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 LENGTHS = (1, 7, 128, 1024, 4096, 16384)
 # Longest sequence of each: the first two hold Q x K arrays, kernels are interpreted.
-LONGEST = {"reference": 4096, "xla": 4096, "blockwise": 16384, "pallas_tpu": 1024, "pallas_gpu": 1024}
+LONGEST = {"reference": 4096, "xla": 4096, "blockwise": 16384, "native": 16384, "pallas_tpu": 1024, "pallas_gpu": 1024}
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 

@@ -10,6 +10,8 @@ import jax
 from mha_kernels import reference, sharding
 from mha_kernels.algebra import Algebra, HeadStatistics
 from mha_kernels.blockwise import Blockwise
+from mha_kernels.native import Native
+from mha_kernels.native.library import is_built
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
 from mha_kernels.transforms import run
@@ -20,13 +22,18 @@ log = logging.getLogger("mha_kernels")
 NAMED: dict[str, Any] = {
     "reference": reference.Reference(),
     "blockwise": Blockwise(),
+    "native": Native(),
     "pallas_tpu": PallasTPU(),
     "pallas_gpu": PallasGPU(),
     "xla": JaxNN("xla"),
     "cudnn": JaxNN("cudnn"),
 }
-# What "auto" tries, best first, on each kind of device. The last of each always can.
-PREFERRED = {"cpu": ("blockwise",), "gpu": ("cudnn", "pallas_gpu", "blockwise"), "tpu": ("pallas_tpu", "blockwise")}
+# What "auto" tries, best first, on each kind of device; the last of each always can. "native" counts once it is built.
+PREFERRED = {
+    "cpu": ("native", "blockwise"),
+    "gpu": ("cudnn", "pallas_gpu", "blockwise"),
+    "tpu": ("pallas_tpu", "blockwise"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +64,8 @@ def choose(
     if isinstance(implementation, str) and implementation == "auto":
         declined: dict[str, str] = {}
         for name in PREFERRED.get(jax.default_backend(), ("blockwise",)):
+            if name == "native" and not is_built():
+                continue
             reason = NAMED[name].declines(*problem)
             if reason is None:
                 _say(name, tuple(declined.items()))

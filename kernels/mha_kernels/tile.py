@@ -164,6 +164,16 @@ def softmax_finish(
     """Normalises: the state and sum_j e_j v_j (..., Qt, V) become the head's output and rows (..., Qt, 1), "lse" among
     them.
     """
+    share, results = softmax_rows(state, algebra, statistics)
+    return gated(values * share, algebra), results
+
+
+def softmax_rows(
+    state: Softmax, algebra: Algebra, statistics: tuple[str, ...]
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Of each row (..., Qt, 1): what sums over e_j are multiplied with to be sums over p_j, and "lse" and the
+    statistics.
+    """
     empty = state.total == 0  # NaN is not, so that no statistic hides it
     total = jnp.where(empty, 1, state.total)
     log_total = jnp.log(total)
@@ -174,18 +184,18 @@ def softmax_finish(
         sink = closed_as_zero(algebra.sink.astype(total.dtype), algebra)
         lse = jnp.logaddexp(lse_keys, sink)
         mass = jnp.where(empty, 0, jax.nn.sigmoid(jnp.where(empty, 0, lse_keys) - sink))
-    output = values * (mass / total)
+    share = mass / total
     results = {"lse": lse}
     for name, moment in state.moments.items():
-        results[name] = moment * (mass / total)
+        results[name] = moment * share
         if name == "entropy":
             above = log_total - jnp.where(empty, 0, jnp.log(jnp.where(empty, 1, mass)))  # lse - m
             results[name] = mass * above - results[name]
     if "max_logit" in statistics:
         results["max_logit"] = jax.lax.stop_gradient(state.maximum)
     if "max_probability" in statistics:
-        results["max_probability"] = jax.lax.stop_gradient(mass / total)
-    return gated(output, algebra), results
+        results["max_probability"] = jax.lax.stop_gradient(share)
+    return share, results
 
 
 def gated(output: jax.Array, algebra: Algebra) -> jax.Array:

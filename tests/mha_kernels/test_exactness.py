@@ -13,7 +13,9 @@ QUICK = sorted(row for row in RUNS_HERE if row[2] == 128)
 LONG = sorted(RUNS_HERE - set(QUICK))
 
 
-def check(row: tuple[str, str, int]) -> None:
+def check(row: tuple[str, str, int], request: pytest.FixtureRequest) -> None:
+    if row[0] == "native":
+        request.getfixturevalue("native")
     found = exactness.measured(*row)
     assert not exactness.too_large(found, PAGE[row], row[1]), (found, PAGE[row])
 
@@ -21,6 +23,7 @@ def check(row: tuple[str, str, int]) -> None:
 TYPES = {
     "reference": set(exactness.DTYPES),
     "blockwise": set(exactness.DTYPES),
+    "native": {"float32", "bfloat16", "float16"},
     "xla": {"float32", "bfloat16"},
     "pallas_tpu": {"float32", "bfloat16"},
     "pallas_gpu": {"float16", "bfloat16"},
@@ -35,14 +38,14 @@ def test_the_page_has_every_type_and_length(name: str) -> None:
 
 
 @pytest.mark.parametrize("row", QUICK, ids=str)
-def test_a_row_of_length_128(row: tuple[str, str, int]) -> None:
-    check(row)
+def test_a_row_of_length_128(row: tuple[str, str, int], request: pytest.FixtureRequest) -> None:
+    check(row, request)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", LONG, ids=str)
-def test_any_other_row(row: tuple[str, str, int]) -> None:
-    check(row)
+def test_any_other_row(row: tuple[str, str, int], request: pytest.FixtureRequest) -> None:
+    check(row, request)
 
 
 def test_the_check_can_fail() -> None:

@@ -168,9 +168,16 @@ def close(name: str, found: Any, expected: Any, bound: float, size: float = 1.0)
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=atol, err_msg=name)
 
 
-def check(structure: dict[str, Any], given_problem: Problem, rng: np.random.Generator) -> None:
+def check(
+    structure: dict[str, Any],
+    given_problem: Problem,
+    rng: np.random.Generator,
+    implementations: tuple[Any, ...],
+    bounds: dict[str, float] = BOUNDS,
+) -> None:
+    """Holds implementations to the oracle: output, statistics and every gradient, within the bound of the type."""
     dtype, arrays = structure["dtype"], given_problem.arrays
-    bound, exact = BOUNDS[dtype], min(BOUNDS[dtype], 1e-5)
+    bound, exact = bounds[dtype], min(bounds[dtype], 1e-5)
     forward = oracle.attend(*(np.asarray(x, np.float64) for x in arrays), **given_problem.for_oracle)
     of_output = jnp.asarray(rng.standard_normal(forward.output.shape), dtype)
     rows = {name: rng.standard_normal(row.shape) for name, row in forward.statistics.items()}
@@ -179,7 +186,7 @@ def check(structure: dict[str, Any], given_problem: Problem, rng: np.random.Gene
     )
     expected = oracle.gradients(forward, of_output, {name: rows[name] for name in oracle.DIFFERENTIABLE})
     of_bias = expected.pop("bias")
-    for implementation in ("reference", structure["tiles"]):
+    for implementation in implementations:
         (output, statistics), (of_arrays, of_floats) = run(
             implementation, arrays, given_problem.floats, given_problem.others, (of_output, of_rows)
         )
@@ -225,4 +232,4 @@ ONE_TILE = {
 def test_output_statistics_and_every_gradient(structure: dict[str, Any], seeds: list[int]) -> None:
     with jax.enable_x64(structure["dtype"] == "float64"):
         for rng in map(np.random.default_rng, seeds):
-            check(structure, problem(structure, rng), rng)
+            check(structure, problem(structure, rng), rng, ("reference", structure["tiles"]))

@@ -1,0 +1,167 @@
+"""The two passes of attention.cc as a `Driver`.
+
+It has grad, and jvp of grad (Hessian-vector products) by the forward-mode derivative of "blockwise", in O(L) memory.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_kernels import tile
+from mha_kernels.algebra import Algebra, accumulation_dtype
+from mha_kernels.blockwise import Blockwise
+from mha_kernels.driver import Backward
+from mha_kernels.native.library import reason_not_loaded
+from mha_kernels.native.operands import LINES, PANEL, declined, operands
+from mha_kernels.relative import by_distance
+from mha_kernels.sizes import Sizes
+from mha_kernels.transforms import spread, vary, varying_axes
+
+VECTOR = 16  # values are packed to a multiple of it, which every machine's vectors divide
+
+
+@dataclasses.dataclass(frozen=True)
+class Native:
+    """The native implementation. Its tiles are constants of attention.cc."""
+
+    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
+        """It runs on CPUs, in float32, and knows no softcap, dropout, dense masks or biases, or those of a user's."""
+        if jax.default_backend() != "cpu":
+            return f"it runs on a CPU, and the default device here is a {jax.default_backend()}"
+        if accumulation_dtype(query, key, value) != jnp.float32:
+            return "it computes in float32, and an input is float64"
+        return declined(algebra) or reason_not_loaded()
+
+    def forward(
+        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """See `driver.Driver`."""
+
+        def by_blockwise(query: Any, key: Any, value: Any, algebra: Algebra) -> Any:
+            return Blockwise().forward(query, key, value, algebra, statistics, precision)
+
+        def natively(query: Any, key: Any, value: Any, algebra: Algebra) -> Any:
+            return _forward(query, key, value, algebra, statistics)
+
+        return _with_jvp_of(by_blockwise, natively)(query, key, value, algebra)
+
+    def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+        """See `driver.Driver`. Trained operands on tiles other than biases, e.g. a scale, are left to blockwise."""
+        leaves, of_bias = jax.tree.leaves(task.algebra), jax.tree.leaves(task.algebra.bias)
+        if any(all(leaves[n] is not leaf for leaf in of_bias) for n in task.on_tiles()):
+            return Blockwise().backward(task)
+
+        def whole(arrays: Backward) -> Backward:
+            return arrays._replace(wanted=task.wanted, precision=task.precision)
+
+        def by_blockwise(arrays: Backward) -> Any:
+            return Blockwise().backward(whole(arrays))
+
+        def natively(arrays: Backward) -> Any:
+            return _backward(whole(arrays))
+
+        return _with_jvp_of(by_blockwise, natively)(task._replace(wanted=(), precision=None))
+
+
+def _with_jvp_of(differentiable: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with the forward-mode derivative of another one that computes the same."""
+    result = jax.custom_jvp(function)
+    result.defjvp(lambda primals, tangents: jax.jvp(differentiable, primals, tangents))
+    return result
+
+
+def _sizes(query: Any, key: Any) -> Sizes:
+    (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
+    return Sizes(batch, heads, groups, length_q, length_k, length_q, PANEL)
+
+
+def _on_rows(algebra: Algebra, batch: int) -> Algebra:
+    """With what acts on rows laid out for each example, (B | 1, ...)."""
+    return dataclasses.replace(algebra, sink=spread(algebra.sink, batch), head_gate=spread(algebra.head_gate, batch))
+
+
+def _moments(names: Any) -> tuple[list[str], int]:
+    """Which of the names are moments, in the order of C++, and the same as a set of bits."""
+    chosen = [name for name in tile.MOMENTS if name in names]
+    return chosen, sum(1 << tile.MOMENTS.index(name) for name in chosen)
+
+
+def _call(name: str, results: dict[str, jax.ShapeDtypeStruct], arrays: Any, moments: int) -> dict[str, jax.Array]:
+    """The function of attention.cc, inside `shard_map` too: all it reads and gives varies over the same mesh axes."""
+    axes = frozenset[str]().union(*map(varying_axes, arrays))
+    arrays = [vary(array, axes) for array in arrays]
+    found = jax.ffi.ffi_call(name, tuple(results.values()))(*arrays, moments=np.int64(moments))
+    return {name: vary(array, axes) for name, array in zip(results, found, strict=True)}
+
+
+def _floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def _forward(query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> Any:
+    sizes, width, value_width = _sizes(query, key), query.shape[-1], value.shape[-1]
+    batch, heads, groups, length_q = sizes.batch, sizes.heads, sizes.groups, sizes.length_q
+    lined, *_ = by_distance(algebra, (False,) * len(jax.tree.leaves(algebra)), sizes, jnp.float32, LINES)
+    names, moments = _moments(statistics)
+
+    found = _call(
+        "mha_forward",
+        {
+            "output": _floats(batch, length_q, heads, value_width),
+            "maximum": _floats(batch, heads, length_q),
+            "total": _floats(batch, heads, length_q),
+            "moments": _floats(len(names), batch, heads, length_q),
+            "packed_keys": _floats(batch, groups, sizes.padded[1], width),
+            "packed_values": _floats(batch, groups, sizes.padded[1], -(-value_width // VECTOR) * VECTOR),
+            "used": jax.ShapeDtypeStruct((batch, length_q + sizes.length_k), jnp.uint8),
+        },
+        (*(x.astype(jnp.float32) for x in (query, key, value)), *operands(lined, sizes)),
+        moments,
+    )
+    rows = {name: found["moments"][n][..., None] for n, name in enumerate(names)}
+    state = tile.Softmax(found["maximum"][..., None], found["total"][..., None], rows)
+    algebra = _on_rows(algebra, batch)
+    share, results = tile.softmax_rows(state, algebra, statistics)
+    output = found["output"].swapaxes(1, 2)  # normalised over the keys
+    if algebra.sink is not None:
+        output = output * (share * state.total)
+    kept = {name: results[name] for name in ("lse", *(name for name in statistics if name != "lse"))}
+    return tile.gated(output, algebra).swapaxes(1, 2).astype(query.dtype), kept
+
+
+def _backward(task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
+    query, key, value = task.query, task.key, task.value
+    sizes = _sizes(query, key)
+    lined, wanted, pull_back = by_distance(task.algebra, task.wanted, sizes, jnp.float32, LINES)
+    inner = task._replace(algebra=lined, wanted=wanted)
+    on_line = inner.on_tiles()
+    inputs = operands(lined, sizes)
+    names, moments = _moments(task.cotangents)
+    cotangents = [task.cotangents[name][..., 0] for name in names]
+    per_row = (sizes.batch, sizes.heads, sizes.length_q)
+
+    found = _call(
+        "mha_backward",
+        {
+            "query": _floats(*query.shape),
+            "key": _floats(*key.shape),
+            "value": _floats(*value.shape),
+            "line": _floats(*per_row[:2], inputs.line.shape[-1]) if on_line else _floats(0),
+            "used": jax.ShapeDtypeStruct((sizes.batch, sizes.length_q + sizes.length_k), jnp.uint8),
+        },
+        (
+            *(x.astype(jnp.float32) for x in (query, key, value)),
+            *inputs,
+            jnp.where(task.lse == -jnp.inf, jnp.inf, task.lse)[..., 0],
+            task.correction[..., 0],
+            task.output_cotangent.astype(jnp.float32),
+            jnp.stack(cotangents) if cotangents else jnp.zeros((0, *per_row), jnp.float32),
+        ),
+        moments,
+    )
+    dq, dk, dv = (found[name].astype(x.dtype) for name, x in (("query", query), ("key", key), ("value", value)))
+    return dq, dk, dv, pull_back(inner.to_leaves({n: found["line"][:, :, None, None] for n in on_line}))
