@@ -69,21 +69,10 @@ class CornerBias(Bias):
         return self.inner.tile(at.corner())
 
 
-class AlibiBias(Bias):
-    """-slopes[h] * |i - j| with slopes (H,); Press, Smith and Lewis 2022, "Train short, test long", section 3.
-
-    The paper writes the causal form; |i - j| is the symmetric one that bidirectional attention needs, and equal to it
-    under a causal mask. It is added after scaling (the paper's footnote 10).
-    """
-
-    slopes: jax.Array = axes("H")
-
-    def tile(self, at: Tile) -> jax.Array:
-        return -self.slopes * jnp.abs(at.query - at.key).astype(self.slopes.dtype)
-
-
 class RelativeBias(Bias):
     """Base of biases that depend on key - query alone: write `of_distance`, and `steady` where it stops changing."""
+
+    arithmetic = False  # True where working out an entry costs less than looking it up among those of all distances
 
     def of_distance(self, distance: jax.Array, lookup: Lookup) -> jax.Array:
         """The bias at integer distances key - query, entry by entry; `lookup` is that of `Tile`."""
@@ -109,6 +98,20 @@ def is_steady(at: Tile, low: int | None, high: int | None) -> Any:
     if high is not None:
         result = result | (smallest >= high)
     return result
+
+
+class AlibiBias(RelativeBias):
+    """-slopes[h] * |i - j| with slopes (H,); Press, Smith and Lewis 2022, "Train short, test long", section 3.
+
+    The paper writes the causal form; |i - j| is the symmetric one that bidirectional attention needs, and equal to it
+    under a causal mask. It is added after scaling (the paper's footnote 10).
+    """
+
+    slopes: jax.Array = axes("H")
+    arithmetic = True
+
+    def of_distance(self, distance: jax.Array, lookup: Lookup) -> jax.Array:
+        return -self.slopes * jnp.abs(distance).astype(self.slopes.dtype)
 
 
 class T5Bias(RelativeBias):

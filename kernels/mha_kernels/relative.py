@@ -41,15 +41,18 @@ class LineBias(Bias):
 
 
 def by_distance(
-    algebra: Algebra, wanted: tuple[bool, ...], sizes: Sizes, dtype: Any, kinds: tuple[type, ...] = (RelativeBias,)
+    algebra: Algebra, wanted: tuple[bool, ...], sizes: Sizes, dtype: Any, arithmetic: bool = False
 ) -> tuple[Algebra, tuple[bool, ...], Callable[[list], list]]:
-    """The algebra with every bias of the given kinds as a `LineBias` of `dtype`, and what that does to its gradients.
+    """The algebra with every relative bias as a `LineBias` of `dtype`, and what that does to its gradients.
 
-    wanted marks the leaves to differentiate. Returns the algebra, the leaves wanted of it, and the function that takes
-    their gradients to those of the leaves wanted of the one given.
+    wanted marks the leaves to differentiate. arithmetic: also biases that need no table. Returns the algebra, the
+    leaves wanted of it, and the function that takes their gradients to those of the leaves wanted of the one given.
     """
 
-    if algebra.bias is None or not any(isinstance(bias, kinds) for bias in algebra.bias.parts()):
+    def is_line(bias: Bias) -> bool:
+        return isinstance(bias, RelativeBias) and (arithmetic or not bias.arithmetic)
+
+    if algebra.bias is None or not any(map(is_line, algebra.bias.parts())):
         return algebra, wanted, lambda gradients: gradients
     marked = jax.tree.unflatten(jax.tree.structure(algebra), wanted)
     # Of a line, the values are wanted where any leaf of its bias is.
@@ -57,31 +60,29 @@ def by_distance(
     def mark(bias: Any) -> LineBias:
         return LineBias(any(jax.tree.leaves(bias)), False)  # type: ignore[arg-type]
 
-    marks = tuple(jax.tree.leaves(_with_lines(marked, kinds, mark)))
+    marks = tuple(jax.tree.leaves(_with_lines(marked, is_line, mark)))
     chosen, rebuild = partition(algebra, wanted)
 
     def lines(chosen: list) -> tuple[list, Algebra]:
-        new = _with_lines(rebuild(chosen), kinds, lambda bias: _line(bias, algebra.positions, sizes, dtype))
+        new = _with_lines(rebuild(chosen), is_line, lambda bias: _line(bias, algebra.positions, sizes, dtype))
         return partition(new, marks)[0], new
 
     _, pull_back, new = jax.vjp(lines, chosen, has_aux=True)
     return new, marks, lambda gradients: pull_back(gradients)[0]
 
 
-def _with_lines(algebra: Algebra, kinds: tuple[type, ...], line: Callable[[Any], LineBias]) -> Algebra:
-    """The algebra with `line` of every part of its bias that is of these kinds in that part's place."""
+def _with_lines(algebra: Algebra, is_line: Callable[[Bias], bool], line: Callable[[Any], LineBias]) -> Algebra:
+    """The algebra with `line` of every part of its bias that is one in that part's place."""
     parts = algebra.bias.parts()  # type: ignore[union-attr]
-    new = tuple(line(part) if isinstance(part, kinds) else part for part in parts)
+    new = tuple(line(part) if is_line(part) else part for part in parts)
     return dataclasses.replace(algebra, bias=SumBias(new) if isinstance(algebra.bias, SumBias) else new[0])
 
 
-def _line(bias: Bias, positions: Positions, sizes: Sizes, dtype: Any) -> LineBias:
+def _line(bias: RelativeBias, positions: Positions, sizes: Sizes, dtype: Any) -> LineBias:
     """The bias at every distance that the padded problem has."""
     length_q, length_k = sizes.padded
     first = positions.key - positions.query - (length_q - 1)
     bias = jax.tree.map(lambda leaf: leaf.astype(dtype), bias)
     distances = first + jnp.arange(length_q + length_k - 1, dtype=jnp.int32).reshape(1, 1, 1, -1)
-    ends = (distances[..., 0], distances[..., -1])
-    zero = jnp.zeros_like(first)
-    values = bias.tile(Tile(positions.batch, positions.head, zero, distances, (zero, zero), ends, lookup_by_gather))
-    return LineBias(values[:, :, :, None], first, *(bias.steady() if isinstance(bias, RelativeBias) else ()))
+    values = bias.of_distance(distances, lookup_by_gather)
+    return LineBias(values[:, :, :, None], first, *bias.steady())

@@ -12,6 +12,7 @@ MOVES_DATA = (
     *("reference", "blockwise", "tiling", "gram", "relative", "transforms", "driver", "kernel_tiles", "sizes"),
     *("pallas_tpu", "pallas_tpu_backward", "tpu_operands"),
     *("pallas_gpu", "pallas_gpu_backward", "gpu_operands", "mosaic", "registers"),
+    *("native/driver", "native/operands"),
 )
 # A softmax, a cap or a statistic cannot be written without one of these,
 CALLS = {
@@ -29,6 +30,9 @@ ALLOWED = {
     ("registers", "", "exp"),
     ("registers", "", "log"),
     ("registers", "", "abs"),
+    # Hands these over to C++, whose formulas are the second copy that speed is paid with: docs/algebra.md.
+    ("native/operands", "operands", "scale"),
+    ("native/operands", "_masks", "keep"),
 }
 FROM_PYTHON = {"max", "abs"}  # as plain names these are Python's own, of sizes
 

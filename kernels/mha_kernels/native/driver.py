@@ -16,7 +16,7 @@ from mha_kernels.algebra import Algebra, accumulation_dtype
 from mha_kernels.blockwise import Blockwise
 from mha_kernels.driver import Backward
 from mha_kernels.native.library import reason_not_loaded
-from mha_kernels.native.operands import LINES, PANEL, declined, operands
+from mha_kernels.native.operands import PANEL, declined, operands
 from mha_kernels.relative import by_distance
 from mha_kernels.sizes import Sizes
 from mha_kernels.transforms import spread, vary, varying_axes
@@ -105,7 +105,7 @@ def _floats(*shape: int) -> jax.ShapeDtypeStruct:
 def _forward(query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> Any:
     sizes, width, value_width = _sizes(query, key), query.shape[-1], value.shape[-1]
     batch, heads, groups, length_q = sizes.batch, sizes.heads, sizes.groups, sizes.length_q
-    lined, *_ = by_distance(algebra, (False,) * len(jax.tree.leaves(algebra)), sizes, jnp.float32, LINES)
+    lined, *_ = by_distance(algebra, (False,) * len(jax.tree.leaves(algebra)), sizes, jnp.float32, arithmetic=True)
     names, moments = _moments(statistics)
 
     found = _call(
@@ -136,7 +136,7 @@ def _forward(query: Any, key: Any, value: Any, algebra: Algebra, statistics: tup
 def _backward(task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
     query, key, value = task.query, task.key, task.value
     sizes = _sizes(query, key)
-    lined, wanted, pull_back = by_distance(task.algebra, task.wanted, sizes, jnp.float32, LINES)
+    lined, wanted, pull_back = by_distance(task.algebra, task.wanted, sizes, jnp.float32, arithmetic=True)
     inner = task._replace(algebra=lined, wanted=wanted)
     on_line = inner.on_tiles()
     inputs = operands(lined, sizes)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_kernels.algebra import Algebra
-from mha_kernels.biases import AlibiBias, RelativeBias
+from mha_kernels.biases import RelativeBias
 from mha_kernels.masks import DistanceMask, KeyPaddingMask, Mask, SegmentMask
 from mha_kernels.relative import LineBias
 from mha_kernels.sizes import Sizes, pad
@@ -16,7 +16,6 @@ from mha_kernels.transforms import spread
 PANEL = 64  # arrays along keys are padded to a multiple of it, which every machine's panels divide
 UNBOUNDED = np.iinfo(np.int32).min
 MASKS = (DistanceMask, KeyPaddingMask, SegmentMask)
-LINES = (RelativeBias, AlibiBias)  # biases that are a line of values, one for each distance
 
 
 class Operands(NamedTuple):
@@ -43,10 +42,9 @@ def declined(algebra: Algebra) -> str | None:
             return f"{name} is not in it"
     masks = () if algebra.mask is None else algebra.mask.parts()
     biases = () if algebra.bias is None else algebra.bias.parts()
-    for operands, kinds in ((masks, MASKS), (biases, LINES)):
-        for operand in operands:
-            if not isinstance(operand, kinds):
-                return f"{type(operand).__name__} is not in it"
+    for operand in (*masks, *biases):
+        if not isinstance(operand, (*MASKS, RelativeBias)):
+            return f"{type(operand).__name__} is not in it"
     if sum(isinstance(mask, SegmentMask) for mask in masks) > 1:
         return "it takes one SegmentMask, not several"
     return None
