@@ -5,8 +5,8 @@
     python kernels/benchmarks/cpu.py --memory --lengths 2048 8192       planned memory, where nothing is run
 
 Peers that are not installed (torch, tokamax) are left out and named; "native" runs where it is built. Every round runs
-each contender once, so that noise of the machine meets all of them alike; a ratio is of medians, above 1 where the
-first of them is faster.
+each contender once, in another order, so that noise of the machine meets all of them alike; a ratio is of medians,
+above 1 where the first of them is faster.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import json
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -157,15 +158,16 @@ def contenders(case: str, arrays: list[jax.Array], backward: bool, tiles: list[s
 
 
 def medians(runs: Runs, repeats: int) -> dict[str, float]:
-    """Median seconds of each contender over interleaved rounds, after one round to compile."""
+    """Median seconds of each contender over rounds of all in a random order, after one round to compile."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
+    order = random.Random(0)
     for _ in range(repeats):
-        for name, run in runs.items():
+        for name in order.sample(list(runs), len(runs)):
             time.sleep(0.01)  # idle threads of the last one spin for a while, and would take time from this one
             start = time.perf_counter()
-            run()
+            runs[name]()
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -185,8 +187,8 @@ def main() -> None:
     results = []
     for case in options.cases:
         for length in options.lengths:
-            random = np.random.default_rng(0)
-            arrays = [jnp.asarray(random.standard_normal((batch, length, heads, width)), jnp.float32) for _ in range(3)]
+            rng = np.random.default_rng(0)
+            arrays = [jnp.asarray(rng.standard_normal((batch, length, heads, width)), jnp.float32) for _ in range(3)]
             for which in options.passes:
                 runs = contenders(case, arrays, which == "both", options.tiles)
                 if options.memory:
