@@ -7,7 +7,10 @@ runs on XLA's own threads.
     driver.py       the two passes as a `Driver`
     operands.py     the algebra as the arrays that C++ reads
     library.py      compiling and loading
-    attention.cc    tasks and tiles; scores.h: rows of scores; product.h: matrix products
+    attention.cc    tasks and tiles, forward and backward
+    problem.h       what XLA hands over; threads
+    scores.h        rows of scores
+    product.h       matrix products
 """
 
 from mha_kernels.native.driver import Native

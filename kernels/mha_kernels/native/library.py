@@ -5,6 +5,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 import jax
 
 HERE = Path(__file__).parent
-SOURCES = ("attention.cc", "scores.h", "product.h")
+SOURCES = ("attention.cc", "problem.h", "scores.h", "product.h")
 FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
@@ -54,7 +55,8 @@ def build() -> Path:
     """Compiles the library, unless it is there, and returns its path.
 
     Raises:
-        RuntimeError: no C++ compiler is found (CXX names another one), or it fails; its message is in the error.
+        RuntimeError: no C++ compiler is found (CXX names another one, CXXFLAGS adds to what it is told), or it fails;
+            its message is in the error.
         OSError: the cache directory cannot be written.
     """
     target = path()
@@ -66,7 +68,8 @@ def build() -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as directory:
         made = Path(directory) / target.name
-        command = [chosen, *FLAGS, f"-isystem{jax.ffi.include_dir()}", str(HERE / SOURCES[0]), "-o", str(made)]
+        flags = (*FLAGS, *shlex.split(os.environ.get("CXXFLAGS", "")))
+        command = [chosen, *flags, f"-isystem{jax.ffi.include_dir()}", str(HERE / SOURCES[0]), "-o", str(made)]
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except OSError as error:

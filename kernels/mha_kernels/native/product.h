@@ -1,8 +1,8 @@
-// Matrix products of small blocks: C (rows x width) = or += A (rows x n) B (n x width), B packed into panels of columns.
+// Products of small matrices: C (rows x width) = or += A (rows x n) B (n x width), B packed into panels of columns.
 //
-// A panel holds up to PANEL columns of B, row after row, its width a multiple of LANES. The inner kernel keeps a block of
-// C in registers, 6 rows by one panel, and walks along n: one row of the panel is loaded, one entry of each row of A is
-// multiplied in. A's strides are free, so a transposed A costs nothing.
+// A panel holds up to PANEL columns of B, row after row, its width a multiple of LANES. The inner kernel keeps a block
+// of C in registers, 6 rows by one panel, and walks along n: one row of the panel is loaded, one entry of each row of A
+// is multiplied in. A's strides are free, so a transposed A costs nothing.
 
 #pragma once
 
@@ -97,7 +97,8 @@ inline void product_panels(long rows, Strided a, const float* panels, long width
 
 // Rows (n x width, strided) as panels `height` rows high, padded with zeros below and to whole vectors; rows whose
 // `used` is 0 become zero.
-inline void pack(const float* rows, long row, long n, long height, long width, const unsigned char* used, float* panels) {
+inline void pack(const float* rows, long row, long n, long height, long width, const unsigned char* used,
+                 float* panels) {
   const long padded = round_up(width, LANES);
   for (long at = 0; at < padded; at += PANEL) {
     const long wide = padded - at < PANEL ? padded - at : PANEL, real = width - at < wide ? width - at : wide;
@@ -141,7 +142,8 @@ inline void pack_transposed(const float* rows, long row, long count, long n, con
       for (int c = 0; c < LANES; c++) store(to + (k + c) * PANEL, square[c]);
     }
     for (; k < n; k++)
-      for (long c = 0; c < LANES; c++) to[k * PANEL + c] = at + c < count && used[at + c] ? rows[(at + c) * row + k] : 0;
+      for (long c = 0; c < LANES; c++)
+        to[k * PANEL + c] = at + c < count && used[at + c] ? rows[(at + c) * row + k] : 0;
   }
 }
 

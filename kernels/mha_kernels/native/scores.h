@@ -112,7 +112,8 @@ struct Softmax {
 };
 
 // Takes in a row of scores, which becomes exp(s - m); returns what everything summed before is to be multiplied with.
-inline float softmax_update(Softmax& state, float* scores, long count, int moments, const Example& at, long i, long from) {
+inline float softmax_update(Softmax& state, float* scores, long count, int moments, const Example& at, long i,
+                            long from) {
   Vector top = all(-INF);
   for (long j = 0; j < count; j += LANES) {
     const Vector s = load(scores + j);
