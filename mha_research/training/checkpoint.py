@@ -9,9 +9,13 @@ import io
 import json
 import logging
 import math
+import re
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import numpy as np
@@ -136,15 +140,45 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _one_report() -> Iterator[None]:
-    """Keeps threads of Orbax and TensorStore from printing tracebacks of an error that is raised here as well."""
-    logger = logging.getLogger("absl")
+    """Keeps threads of Orbax and TensorStore from printing tracebacks of an error that is raised here as well.
+
+    Some of them go on after it, and find their event loop closed: what threads that Python did not start, and
+    coroutines that nobody waits for, have to say of it is not printed afterwards either.
+    """
+    logger, stderr = logging.getLogger("absl"), sys.stderr
     level = logger.level
     logger.setLevel(logging.CRITICAL)
+    sys.stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
+        yield
+    except BaseException:
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        stderr = _FromPython(stderr)
+        raise
     finally:
+        sys.stderr = stderr
         logger.setLevel(level)
+
+
+class _FromPython(io.TextIOBase):
+    """A text stream to which only threads that Python started can write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if not isinstance(threading.current_thread(), threading._DummyThread):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
 
 
 def tree_differences(saved: Any, wanted: Any, limit: int = 5) -> list[str]:
@@ -179,7 +213,8 @@ def _named(leaf: tuple[tuple[int, ...], str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause in one line: Orbax wraps what the disk said several times."""
+    """The innermost cause in one line: Orbax wraps what the disk said several times. Of long paths the last part."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    text = re.sub(r'"/[^"]*/([^"/]+/?)"', r'"\1"', " ".join(str(error).split()))
+    return f"{type(error).__name__}: {text[:300]}"
