@@ -141,7 +141,10 @@ def tokamax_chunked(case: str, arrays: list[jax.Array], backward: bool) -> Calla
     return peer(chunked, case, arrays, backward)
 
 
-def contenders(case: str, arrays: list[jax.Array], backward: bool, tiles: list[str]) -> Runs:
+PEERS = {"torch": torch_sdpa, "tokamax": tokamax_chunked, "jax.nn": jax_nn}
+
+
+def contenders(case: str, arrays: list[jax.Array], backward: bool, tiles: list[str], peers: list[str]) -> Runs:
     """What runs in this case, by name; `tiles` adds blockwise with explicit tile sizes, as 512x256."""
     runs: Runs = {}
     if is_built():
@@ -149,9 +152,9 @@ def contenders(case: str, arrays: list[jax.Array], backward: bool, tiles: list[s
     runs["blockwise"] = ours(case, arrays, backward, "blockwise")
     for size in tiles:
         runs[size] = ours(case, arrays, backward, mk.Blockwise(*map(int, size.split("x"))))
-    for name, make in (("torch", torch_sdpa), ("tokamax", tokamax_chunked), ("jax.nn", jax_nn)):
+    for name in peers:
         try:
-            runs[name] = make(case, arrays, backward)
+            runs[name] = PEERS[name](case, arrays, backward)
         except ImportError as error:
             print(f"  {name} left out: {error}")
     return runs
@@ -178,6 +181,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["plain", "causal", "alibi", "t5", "padding"])
     parser.add_argument("--shape", type=int, nargs=3, default=[1, 8, 64], metavar=("B", "H", "E"))
     parser.add_argument("--tiles", nargs="*", default=[], help="tile sizes to run beside the rule's, as 512x256")
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--passes", nargs="+", default=["forward", "both"], choices=["forward", "both"])
     parser.add_argument("--memory", action="store_true", help="print planned memory, run nothing")
@@ -190,7 +194,7 @@ def main() -> None:
             rng = np.random.default_rng(0)
             arrays = [jnp.asarray(rng.standard_normal((batch, length, heads, width)), jnp.float32) for _ in range(3)]
             for which in options.passes:
-                runs = contenders(case, arrays, which == "both", options.tiles)
+                runs = contenders(case, arrays, which == "both", options.tiles, options.peers)
                 if options.memory:
                     planned = {name: run.mebibytes() for name, run in runs.items() if isinstance(run, Jitted)}
                     print(

@@ -352,10 +352,110 @@ def test_the_command_line_says_where_it_lies() -> None:
     assert run.stdout.splitlines()[0] == str(library.path())
 
 
-def test_a_library_that_is_broken_is_declined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_library_is_declined_and_compiled_again(
+    native_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(native_cache))
+    whole = library.path()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.path().parent.mkdir()
-    library.path().write_bytes(b"nothing")
+    library.path().write_bytes(whole.read_bytes()[:20000])  # to load it would end the process
+    library.path().with_suffix(".sha256").write_text(whole.with_suffix(".sha256").read_text())
     plan = mk.explain(QUERY, QUERY, QUERY)
     assert plan.implementation == "blockwise"
-    assert "its library cannot be loaded" in plan.declined["native"]
+    assert "is damaged; `python -m mha_kernels.native` compiles it again" in plan.declined["native"]
+    with pytest.raises(RuntimeError, match="nowhere does not run"):
+        monkeypatch.setenv("CXX", "nowhere")
+        library.build()
+
+
+@pytest.mark.parametrize("home", ["", "file/home"])
+def test_no_home_directory_is_one_without_the_library(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if home:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+    else:
+        monkeypatch.setattr(Path, "home", no_home)
+    assert mk.explain(QUERY, QUERY, QUERY).implementation == "blockwise"
+
+
+class Odd(mk.KeyPaddingMask):
+    """Another rule than that of its base."""
+
+    def allowed(self, at: mk.Tile) -> jax.Array:
+        return self.keep & (at.key % 2 == 1)
+
+
+class Near(mk.RelativeBias):
+    """Forbids what is far."""
+
+    forbids = True
+
+    def of_distance(self, distance: jax.Array, lookup: Any) -> jax.Array:
+        return jnp.where(abs(distance) > 3, -jnp.inf, 0.0)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("options", [{"mask": Odd(np.ones((1, 5), bool))}, {"bias": Near()}], ids=["mask", "bias"])
+def test_what_a_subclass_changes_is_not_taken_for_its_base(options: dict[str, Any]) -> None:
+    assert (
+        f"{type(next(iter(options.values()))).__name__} is not in it"
+        in mk.explain(QUERY, QUERY, QUERY, **options).declined["native"]
+    )
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFFFFFFFF], ids=hex)
+def test_every_nan_is_seen(bits: int) -> None:
+    key = np.ones((1, 5, 1, 3), np.float32)
+    key.view(np.uint32)[0, 2] = bits
+    output = mk.attention(jnp.ones((1, 4, 1, 3)), jnp.asarray(key), jnp.ones((1, 5, 1, 2)), implementation="native")
+    assert np.isnan(output).all()
+
+
+@pytest.mark.usefixtures("native")
+def test_nested_vmap_over_different_operands() -> None:
+    query, key, value = (jnp.asarray(normal(n, 2, 3, 1, 5, 2, 3), jnp.float32) for n in range(3))
+    outer, inner = jnp.arange(2), jnp.arange(1.0, 4)
+
+    def attend(query: Any, key: Any, value: Any, first: Any, slope: Any) -> jax.Array:
+        options = {"mask": mk.CausalMask(first), "bias": mk.AlibiBias(mk.alibi_slopes(2) * slope)}
+        return (mk.attention(query, key, value, **options, implementation="native") ** 2).sum()
+
+    run = jax.value_and_grad(attend, argnums=(0, 4))
+    found = jax.vmap(jax.vmap(run, (0, 0, 0, None, 0)), (0, 0, 0, 0, None))(query, key, value, outer, inner)
+    for n in range(2):
+        for m in range(3):
+            expected = run(query[n, m], key[n, m], value[n, m], outer[n], inner[m])
+            close(jax.tree.map(lambda leaf: leaf[n, m], found), expected)  # noqa: B023
+
+
+@pytest.mark.usefixtures("native")
+def test_packed_documents_and_padding_in_long_windows() -> None:
+    """Panels that no query may attend are left out at both ends, those between them are not."""
+    length, rng = 400, np.random.default_rng(0)
+    ids = np.sort(rng.integers(0, 9, (2, length)))
+    ids[1, 150:200] = ids[1, 0]  # a document in two pieces
+    keep = np.ones((2, length), bool)
+    keep[0, :70], keep[1, 330:] = False, False
+    mask = mk.SegmentMask(jnp.asarray(ids, jnp.int32), jnp.asarray(ids, jnp.int32)) & mk.KeyPaddingMask(
+        jnp.asarray(keep)
+    )
+    arrays = inputs(2, length, 2, 20)[:3]
+
+    def run(implementation: str) -> Any:
+        def loss(*arrays: Any) -> Any:
+            output, statistics = mk.attention_with_statistics(*arrays, mask=mask, implementation=implementation)
+            return (output**2).sum() + statistics.entropy.sum(), (output, statistics)
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(*arrays)
+
+    found, expected = run("native"), run("reference")
+    np.testing.assert_array_equal(np.isfinite(found[1][1].lse), np.isfinite(expected[1][1].lse))
+    close(jax.tree.map(jnp.nan_to_num, found), jax.tree.map(jnp.nan_to_num, expected), atol=3e-5)

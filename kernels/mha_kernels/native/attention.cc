@@ -185,13 +185,19 @@ void backward_tile(const Backward& f, const Example& at, const QueryTile& tile, 
                    first - from, last - from, &sums.dq[(begin + i) * wide], wide, true);
   }
   for (long panel = 0; panel < to - from; panel += PANEL) {
+    const auto has = [&](long n) { return reached[n].first <= panel && panel < reached[n].second; };
     long first = count, last = 0;  // the queries that reached this panel
     for (long n = 0; n < static_cast<long>(reached.size()); n++)
-      if (reached[n].first <= panel && panel < reached[n].second) {
+      if (has(n)) {
         first = std::min(first, n * ROWS);
         last = std::min((n + 1) * ROWS, count);
       }
     if (first >= last) continue;
+    for (long i = first; i < last; i++)  // those between them that did not
+      if (!has(i / ROWS)) {
+        std::fill_n(scores + i * BACK_ROW + panel, PANEL, 0.0f);
+        std::fill_n(products + i * BACK_ROW + panel, PANEL, 0.0f);
+      }
     for (long j = panel; j < panel + PANEL; j += ROWS) {
       const long rows = std::min(ROWS, panel + PANEL - j), place = first * BACK_ROW + j;
       product_panels(rows, {scores + place, 1, BACK_ROW}, tile.cotangent_panels.data(), value_wide, count, first, last,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_kernels import tile
-from mha_kernels.algebra import Algebra, accumulation_dtype
+from mha_kernels.algebra import Algebra, accumulation_dtype, partition
 from mha_kernels.blockwise import Blockwise
 from mha_kernels.driver import Backward
 from mha_kernels.native.library import reason_not_loaded
@@ -79,9 +79,9 @@ def _sizes(query: Any, key: Any) -> Sizes:
     return Sizes(batch, heads, groups, length_q, length_k, length_q, PANEL)
 
 
-def _on_rows(algebra: Algebra, batch: int) -> Algebra:
-    """With what acts on rows laid out for each example, (B | 1, ...)."""
-    return dataclasses.replace(algebra, sink=spread(algebra.sink, batch), head_gate=spread(algebra.head_gate, batch))
+def _for_each_example(algebra: Algebra, batch: int) -> Algebra:
+    """With every leaf (B | 1, ...): one that is mapped by an outer `vmap` alone has a row for several examples."""
+    return jax.tree.map(lambda leaf: spread(leaf, batch), algebra)
 
 
 def _moments(names: Any) -> tuple[list[str], int]:
@@ -105,6 +105,7 @@ def _floats(*shape: int) -> jax.ShapeDtypeStruct:
 def _forward(query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> Any:
     sizes, width, value_width = _sizes(query, key), query.shape[-1], value.shape[-1]
     batch, heads, groups, length_q = sizes.batch, sizes.heads, sizes.groups, sizes.length_q
+    algebra = _for_each_example(algebra, batch)
     lined, *_ = by_distance(algebra, (False,) * len(jax.tree.leaves(algebra)), sizes, jnp.float32, arithmetic=True)
     names, moments = _moments(statistics)
 
@@ -124,7 +125,6 @@ def _forward(query: Any, key: Any, value: Any, algebra: Algebra, statistics: tup
     )
     rows = {name: found["moments"][n][..., None] for n, name in enumerate(names)}
     state = tile.Softmax(found["maximum"][..., None], found["total"][..., None], rows)
-    algebra = _on_rows(algebra, batch)
     share, results = tile.softmax_rows(state, algebra, statistics)
     output = found["output"].swapaxes(1, 2)  # normalised over the keys
     if algebra.sink is not None:
@@ -136,7 +136,8 @@ def _forward(query: Any, key: Any, value: Any, algebra: Algebra, statistics: tup
 def _backward(task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
     query, key, value = task.query, task.key, task.value
     sizes = _sizes(query, key)
-    lined, wanted, pull_back = by_distance(task.algebra, task.wanted, sizes, jnp.float32, arithmetic=True)
+    algebra = _for_each_example(task.algebra, sizes.batch)
+    lined, wanted, pull_back = by_distance(algebra, task.wanted, sizes, jnp.float32, arithmetic=True)
     inner = task._replace(algebra=lined, wanted=wanted)
     on_line = inner.on_tiles()
     inputs = operands(lined, sizes)
@@ -164,4 +165,6 @@ def _backward(task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax
         moments,
     )
     dq, dk, dv = (found[name].astype(x.dtype) for name, x in (("query", query), ("key", key), ("value", value)))
-    return dq, dk, dv, pull_back(inner.to_leaves({n: found["line"][:, :, None, None] for n in on_line}))
+    of_leaves = pull_back(inner.to_leaves({n: found["line"][:, :, None, None] for n in on_line}))
+    leaves = partition(task.algebra, task.wanted)[0]
+    return dq, dk, dv, [new.reshape(len(leaf), -1, *leaf.shape[1:]).sum(axis=1) for new, leaf in zip(of_leaves, leaves)]

@@ -23,7 +23,10 @@ NOT_BUILT = "it is not built here; `python -m mha_kernels.native` compiles it"
 
 
 def path() -> Path:
-    """Where the library for these sources, this JAX and this processor lies: in the user's cache directory."""
+    """Where the library for these sources, this JAX and this processor lies: in the user's cache directory.
+
+    Raises RuntimeError where there is no home directory, and OSError where the sources cannot be read.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "mha_kernels" / f"native-{_digest()}.so"
 
@@ -34,6 +37,11 @@ def _digest() -> str:
     for name in SOURCES:
         digest.update((HERE / name).read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _checksum(library: Path) -> Path:
+    """The file with the checksum of a library: loading a damaged one would end the process."""
+    return library.with_suffix(".sha256")
 
 
 def _processor() -> str:
@@ -52,7 +60,7 @@ def compiler() -> str | None:
 
 
 def build() -> Path:
-    """Compiles the library, unless it is there, and returns its path.
+    """Compiles the library, unless it is there and whole, and returns its path.
 
     Raises:
         RuntimeError: no C++ compiler is found (CXX names another one, CXXFLAGS adds to what it is told), or it fails;
@@ -60,7 +68,7 @@ def build() -> Path:
         OSError: the cache directory cannot be written.
     """
     target = path()
-    if target.exists():
+    if _is_whole(target):
         return target
     chosen = compiler()
     if chosen is None:
@@ -69,20 +77,40 @@ def build() -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as directory:
         made = Path(directory) / target.name
         flags = (*FLAGS, *shlex.split(os.environ.get("CXXFLAGS", "")))
-        command = [chosen, *flags, f"-isystem{jax.ffi.include_dir()}", str(HERE / SOURCES[0]), "-o", str(made)]
+        command = [
+            *shlex.split(chosen),
+            *flags,
+            f"-isystem{jax.ffi.include_dir()}",
+            str(HERE / SOURCES[0]),
+            "-o",
+            str(made),
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except OSError as error:
             raise RuntimeError(f"{chosen} does not run: {error}") from error
         if done.returncode != 0:
             raise RuntimeError(f"{chosen} failed with status {done.returncode}:\n{done.stderr.strip()}")
+        checksum = _checksum(made)
+        checksum.write_text(hashlib.sha256(made.read_bytes()).hexdigest())
         made.replace(target)  # at once: another process never sees half of it
+        checksum.replace(_checksum(target))
     return target
 
 
+def _is_whole(library: Path) -> bool:
+    try:
+        return hashlib.sha256(library.read_bytes()).hexdigest() == _checksum(library).read_text()
+    except OSError:
+        return False
+
+
 def is_built() -> bool:
-    """Whether this machine has the library."""
-    return path().exists()
+    """Whether this machine has the library, or what is left of it."""
+    try:
+        return _checksum(path()).exists()
+    except (OSError, RuntimeError):  # no home directory, or none that may be read
+        return False
 
 
 def reason_not_loaded() -> str | None:
@@ -92,10 +120,12 @@ def reason_not_loaded() -> str | None:
 
 @functools.cache
 def _load(library: Path) -> str | None:
+    if not _is_whole(library):
+        return f"{library} is damaged; `python -m mha_kernels.native` compiles it again, for new processes"
     try:
         functions = ctypes.CDLL(str(library))
         for name in ("mha_forward", "mha_backward"):
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(functions, name)), platform="cpu")
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError, jax.errors.JaxRuntimeError) as error:
         return f"its library cannot be loaded: {error}"
     return None

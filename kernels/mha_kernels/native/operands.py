@@ -8,14 +8,14 @@ import numpy as np
 
 from mha_kernels.algebra import Algebra
 from mha_kernels.biases import RelativeBias
-from mha_kernels.masks import DistanceMask, KeyPaddingMask, Mask, SegmentMask
+from mha_kernels.masks import CausalMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
 from mha_kernels.relative import LineBias
 from mha_kernels.sizes import Sizes, pad
 from mha_kernels.transforms import spread
 
 PANEL = 64  # arrays along keys are padded to a multiple of it, which every machine's panels divide
 UNBOUNDED = np.iinfo(np.int32).min
-MASKS = (DistanceMask, KeyPaddingMask, SegmentMask)
+MASKS = (CausalMask, WindowMask, KeyPaddingMask, SegmentMask)  # these alone: a subclass may allow something else
 
 
 class Operands(NamedTuple):
@@ -43,11 +43,19 @@ def declined(algebra: Algebra) -> str | None:
     masks = () if algebra.mask is None else algebra.mask.parts()
     biases = () if algebra.bias is None else algebra.bias.parts()
     for operand in (*masks, *biases):
-        if not isinstance(operand, (*MASKS, RelativeBias)):
+        if not (type(operand) in MASKS or _is_line(operand)):
             return f"{type(operand).__name__} is not in it"
-    if sum(isinstance(mask, SegmentMask) for mask in masks) > 1:
+    segments = [mask for mask in masks if isinstance(mask, SegmentMask)]
+    if len(segments) > 1:
         return "it takes one SegmentMask, not several"
+    if any(ids.dtype.itemsize > 4 for mask in segments for ids in (mask.query_ids, mask.key_ids)):
+        return "segment ids have 64 bits"
     return None
+
+
+def _is_line(operand: Any) -> bool:
+    """Whether it is a bias of which a line of values, one for each distance, says everything."""
+    return isinstance(operand, RelativeBias) and type(operand).tile is RelativeBias.tile and not operand.forbids
 
 
 def operands(algebra: Algebra, sizes: Sizes) -> Operands:

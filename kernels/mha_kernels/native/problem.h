@@ -10,6 +10,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "scores.h"
 #include "xla/ffi/api/ffi.h"
@@ -113,29 +114,55 @@ inline Inputs inputs(const Floats& query, const Floats& key, const Floats& value
           given<unsigned char>(open)};
 }
 
+// Whether test(n) holds for any n from `from` to `to`; `likely` is looked at first.
+template <typename Test>
+inline bool any(long from, long to, long likely, Test test) {
+  if (from >= to) return false;
+  if (test(std::clamp(likely, from, to - 1))) return true;
+  for (long n = from; n < to; n++)
+    if (test(n)) return true;
+  return false;
+}
+
 // used (B, Q + K): whether a query or key is in any allowed pair. What is in none may hold anything, NaN included.
 inline void find_used(const Inputs& in, unsigned char* used, ffi::ThreadPool pool) {
   const long length_q = in.p.length_q, length_k = in.p.length_k;
   for_each(pool, in.p.batch, [&](long b) {
     const Example at = in.example(b);
     unsigned char *queries = used + b * (length_q + length_k), *keys = queries + length_q;
+    std::vector<long> kept(length_k + 1);  // how many of the first keys are no padding
+    for (long j = 0; j < length_k; j++) kept[j + 1] = kept[j] + (!at.keep || at.keep[j] != 0);
     for (long i = 0; i < length_q; i++) {
-      queries[i] = 0;
-      for (long j = at.first(i), last = at.last(i); j < last && !queries[i]; j++) queries[i] = at.allowed(i, j);
+      const long from = at.first(i), to = at.last(i);
+      queries[i] = kept[to] > kept[from] && any(from, to, i, [&](long j) { return at.allowed(i, j); });
     }
     for (long j = 0; j < length_k; j++) {
-      keys[j] = 0;
       const long from = std::clamp<int64_t>(j - at.high, 0, length_q);
       const long to = std::clamp<int64_t>(j - at.low + 1, from, length_q);
-      for (long i = from; i < to && !keys[j]; i++) keys[j] = at.allowed(i, j);
+      keys[j] = kept[j + 1] > kept[j] && any(from, to, j, [&](long i) { return at.allowed(i, j); });
     }
   });
 }
 
-// The panels of a chunk that queries `from` to `to` may attend, as multiples of PANEL from key `begin` on.
+// Whether the ids of queries `from` to `to` and of a panel of keys overlap, and the panel has a key that is no padding.
+inline bool may_meet(const Example& at, long from, long to, long panel) {
+  const long end = std::min(panel + PANEL, at.length_k);
+  if (at.keep && std::all_of(at.keep + panel, at.keep + end, [](float keep) { return keep == 0; })) return false;
+  if (!at.key_ids) return true;
+  const auto [low, high] = std::minmax_element(at.query_ids + from, at.query_ids + to);
+  const auto [key_low, key_high] = std::minmax_element(at.key_ids + panel, at.key_ids + end);
+  return *low <= *key_high && *key_low <= *high;
+}
+
+// The panels of a chunk, from key `begin` to `end`, without those at both ends that queries `from` to `to` cannot
+// attend.
 inline std::pair<long, long> reach(const Example& at, long from, long to, long begin, long end) {
-  const long first = std::max(at.first(from) / PANEL * PANEL, begin);
-  const long last = std::min(round_up(at.last(to - 1), PANEL), end);
+  long first = std::max(at.first(from) / PANEL * PANEL, begin);
+  long last = std::min(round_up(at.last(to - 1), PANEL), end);
+  if (at.keep || at.key_ids) {
+    while (first < last && !may_meet(at, from, to, first)) first += PANEL;
+    while (first < last && !may_meet(at, from, to, last - PANEL)) last -= PANEL;
+  }
   return {first, std::max(first, last)};
 }
 

@@ -33,8 +33,8 @@ inline Vector exponential(Vector x) {
   p = p * f + 2.4022120e-1f;
   p = p * f + 6.9314697e-1f;
   p = p * f + 1.0000001f;
-  const IntVector bits = (as_int(shifted) << 23) + as_int(p);  // n added to the exponent of p
-  return x < -87.3f ? Vector{} : as_float(bits);
+  const IntVector power = (as_int(shifted) << 23) + (127 << 23);  // 2^n
+  return x < -87.3f ? Vector{} : p * as_float(power);  // a product, so that NaN stays NaN whatever its bits
 }
 
 inline IntVector lanes() {
