@@ -33,6 +33,7 @@ ALLOWED = {
     # Hands these over to C++, whose formulas are the second copy that speed is paid with: docs/algebra.md.
     ("native/operands", "operands", "scale"),
     ("native/operands", "_masks", "keep"),
+    ("native/operands", "_is_line", "tile"),  # only compared
 }
 FROM_PYTHON = {"max", "abs"}  # as plain names these are Python's own, of sizes
 
