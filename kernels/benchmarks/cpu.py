@@ -35,12 +35,14 @@ def operands(case: str, shape: tuple[int, int, int, int]) -> dict[str, Any]:
     batch, length, heads, _ = shape
     table = np.random.default_rng(1).standard_normal((heads, 32)).astype(np.float32)
     keep = jnp.arange(length)[None] < jnp.full((batch, 1), length - length // 5)
+    document = jnp.broadcast_to(jnp.arange(length) // 128, (batch, length))
     return {
         "plain": {},
         "causal": {"mask": mk.CausalMask()},
         "alibi": {"mask": mk.CausalMask(), "bias": mk.AlibiBias(mk.alibi_slopes(heads))},
         "t5": {"bias": mk.T5Bias(jnp.asarray(table))},
         "padding": {"mask": mk.KeyPaddingMask(keep)},
+        "documents": {"mask": mk.SegmentMask(document, document)},
     }[case]
 
 
@@ -56,6 +58,8 @@ def dense(case: str, shape: tuple[int, int, int, int]) -> dict[str, Any]:
     if case == "t5":
         bucket = mk.t5_bucket(at[None] - at[:, None], True)
         return {"bias": jnp.moveaxis(arguments["bias"].table.T[bucket], -1, 0)[None]}
+    if case == "documents":
+        return {"keep": (at[:, None] // 128 == at // 128)[None, None]}
     if case == "padding":
         return {"keep": arguments["mask"].keep[:, None, None, :]}
     return {"causal": case == "causal"}
