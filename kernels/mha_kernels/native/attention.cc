@@ -7,7 +7,7 @@
 // Backward: a task is one key/value head, so that nothing is added by two threads and every sum has a fixed order. For
 // each of its query heads, chunk of keys and tile of queries: scores and probabilities again, then the five products.
 //
-// Arrays are (B, L, heads, width) as JAX holds them. mha_kernels/native/__init__.py says what each operand is.
+// Arrays are (B, L, heads, width) as JAX holds them. `Operands` in operands.py says what each operand is.
 
 #include <algorithm>
 #include <cmath>

@@ -11,7 +11,6 @@ from mha_kernels.biases import RelativeBias
 from mha_kernels.masks import CausalMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
 from mha_kernels.relative import LineBias
 from mha_kernels.sizes import Sizes, pad
-from mha_kernels.transforms import spread
 
 PANEL = 64  # arrays along keys are padded to a multiple of it, which every machine's panels divide
 UNBOUNDED = np.iinfo(np.int32).min
@@ -59,20 +58,19 @@ def _is_line(operand: Any) -> bool:
 
 
 def operands(algebra: Algebra, sizes: Sizes) -> Operands:
-    """Of an algebra whose biases are `LineBias`es for these sizes."""
+    """Of an algebra whose leaves have 1 or B rows, and whose biases are `LineBias`es for these sizes."""
     return Operands(
         _rows(algebra.scale, sizes.batch, 1).astype(jnp.float32)[:, 0],
         _places(algebra, sizes.batch),
         *_masks(algebra.mask, sizes),
-        _line(algebra, sizes.batch),
+        _line(algebra),
         _open(algebra.head_gate, sizes),
     )
 
 
 def _rows(leaf: Any, batch: int, length: int, padded: int = 1) -> jax.Array:
     """(B, padded) from an aligned leaf with at most one axis beside the first, of the given length."""
-    flat = spread(jnp.asarray(leaf), batch)
-    flat = jnp.broadcast_to(flat.reshape(flat.shape[0], -1), (batch, length))
+    flat = jnp.broadcast_to(leaf.reshape(leaf.shape[0], -1), (batch, length))
     return pad(flat, {1: max(length, padded)})
 
 
@@ -97,12 +95,11 @@ def _masks(mask: Mask | None, sizes: Sizes) -> tuple[jax.Array, jax.Array, jax.A
     return keep.astype(jnp.float32), query_ids, key_ids
 
 
-def _line(algebra: Algebra, batch: int) -> jax.Array:
+def _line(algebra: Algebra) -> jax.Array:
     line = jnp.zeros((0, 0, 0), jnp.float32)
     for part in () if algebra.bias is None else algebra.bias.parts():
         assert isinstance(part, LineBias)
-        values = spread(part.values, batch)
-        values = values.reshape(*values.shape[:2], values.shape[-1])
+        values = part.values.reshape(*part.values.shape[:2], part.values.shape[-1])
         line = line + values if line.size else values
     return line
 
@@ -110,5 +107,4 @@ def _line(algebra: Algebra, batch: int) -> jax.Array:
 def _open(gate: Any, sizes: Sizes) -> jax.Array:
     if gate is None:
         return jnp.zeros((0, 0), jnp.uint8)
-    gate = spread(gate, sizes.batch)
     return jnp.broadcast_to(gate.reshape(gate.shape[0], -1) != 0, (sizes.batch, sizes.heads)).astype(jnp.uint8)

@@ -92,8 +92,9 @@ const T* given(const Buffer& buffer) {  // an empty array stands for none
   return buffer.element_count() ? buffer.typed_data() : nullptr;
 }
 
-inline Inputs inputs(const Floats& query, const Floats& key, const Floats& value, const Floats& scale, const Ints& places,
-              const Floats& keep, const Ints& query_ids, const Ints& key_ids, const Floats& line, const Bytes& open) {
+inline Inputs inputs(const Floats& query, const Floats& key, const Floats& value, const Floats& scale,
+                     const Ints& places, const Floats& keep, const Ints& query_ids, const Ints& key_ids,
+                     const Floats& line, const Bytes& open) {
   const auto q = query.dimensions(), k = key.dimensions();
   const Problem p{q[0], q[1], k[1], q[2], k[2], q[3], value.dimensions()[3]};
   const auto rows = line.dimensions();
