@@ -70,7 +70,7 @@ def show(workdir: Path) -> list[Path]:
     Raises ValueError for another task or where no run finished, and OSError when a file cannot be read or written.
     """
     from mha_research.analysis import load_runs, plot_effect
-    from mha_research.training.files import write_atomically
+    from mha_research.run_dir.files import write_atomically
 
     runs = load_runs(workdir)
     finished = [run for run in runs.main() if run.status == "finished"]
@@ -100,8 +100,8 @@ def draw(workdir: Path, baselines: Mapping[str, float] | None = None) -> list[Pa
     what each head attends to in the beginning of a held-out document. Raises ValueError for another task, and OSError
     when a file cannot be read or written.
     """
-    from mha_research.analysis.plots import attention_maps, loss_curve
-    from mha_research.training.files import read_rows
+    from mha_research.analysis.report.plots import attention_maps, loss_curve
+    from mha_research.run_dir.files import read_rows
 
     simple = workdir / "baselines.json"
     if baselines is None and simple.exists():
@@ -119,7 +119,7 @@ def _print_table(runs: Any, baselines: Mapping[str, Mapping[str, float]]) -> Non
     from rich.console import Console
     from rich.table import Table
 
-    from mha_research.analysis.comparison import values
+    from mha_research.analysis.statistics.comparison import values
 
     valid, test = (values(runs, f"{split}/nats_per_char") for split in ("valid", "test"))
     seeds = len(valid)
@@ -140,8 +140,8 @@ def _load(workdir: Path) -> tuple[Any, Any, Any]:
     """(config, task, trained model) of a finished run of a character model."""
     from mha_research.analysis.restore import restore
     from mha_research.config import from_json
+    from mha_research.factory import build_task
     from mha_research.tasks import CharLM
-    from mha_research.training import build_task
 
     config = from_json((workdir / "config.json").read_text(encoding="utf8"))
     task = build_task(config)

@@ -33,11 +33,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _write(workdirs: list[Path], folder: Path) -> int:
-    from mha_research.analysis.claims import AllOf, elementary
-    from mha_research.analysis.comparison import verdicts
-    from mha_research.analysis.report import write_report
+    from mha_research.analysis.report.report import write_report
+    from mha_research.analysis.report.wording import power_of
     from mha_research.analysis.runs import load_runs
-    from mha_research.analysis.sentences import power_of
+    from mha_research.analysis.statistics.claims import AllOf, elementary
+    from mha_research.analysis.statistics.comparison import verdicts
 
     runs = load_runs(*workdirs)
     planned, exploratory = verdicts(runs)

@@ -85,12 +85,13 @@ def _sweep(options: argparse.Namespace, overrides: dict[str, str]) -> int:
     import jax
 
     from mha_research.analysis.manifest import FILE, Manifest, ManifestError
+    from mha_research.run_dir import WorkdirError
     from mha_research.sweeps.engines import engine_for
     from mha_research.sweeps.launch import opened, run_sweep
     from mha_research.sweeps.plan import SweepError, extend, load_sweep, plan, shrink
     from mha_research.sweeps.show import print_plan
     from mha_research.tasks import TaskError
-    from mha_research.training import Interrupted, WorkdirError
+    from mha_research.training import Interrupted
 
     jax.config.update("jax_platforms", "cpu")  # planning needs no accelerator, and must not take one from the workers
     workdir = Path(options.workdir)
@@ -128,8 +129,9 @@ def _sweep(options: argparse.Namespace, overrides: dict[str, str]) -> int:
 
 def _one(options: argparse.Namespace) -> int:
     from mha_research.analysis.manifest import Manifest, ManifestError
+    from mha_research.run_dir import WorkdirError
     from mha_research.sweeps.work import do
-    from mha_research.training import Interrupted, WorkdirError, use_compilation_cache
+    from mha_research.training import Interrupted, use_compilation_cache
 
     workdir = Path(options.workdir)
     try:

@@ -40,15 +40,9 @@ def run(config, workdir: str, overrides: dict[str, str]) -> int:  # type: ignore
     # Imported late, so that a wrong command line is answered at once.
     import jax
 
+    from mha_research.run_dir import CheckpointError, WorkdirError, read_result
     from mha_research.tasks import TaskError
-    from mha_research.training import (
-        CheckpointError,
-        Interrupted,
-        WorkdirError,
-        read_result,
-        train,
-        use_compilation_cache,
-    )
+    from mha_research.training import Interrupted, train, use_compilation_cache
 
     logging.getLogger("absl").setLevel(logging.ERROR)
     use_compilation_cache()

@@ -67,7 +67,7 @@ def render(path: Path, pages: Path = PAGES) -> Path:
         parts.append(_indented(source))
         parts += [_indented(printed.rstrip())] if printed.strip() else []
         if isinstance(value, Figure):
-            from mha_research.analysis.ablation_plots import svg
+            from mha_research.analysis.report.ablation_plots import svg
 
             file = pages / f"{path.stem}_{number}.svg"
             file.write_text(svg(value, file.stem).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))

@@ -24,7 +24,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mha_research.config import default_config, override
-from mha_research.training import build_task, train
+from mha_research.factory import build_task
+from mha_research.training import train
 from mha_research.training.step import build_program
 
 CHUNK, CHUNKS, VOCABULARY, LENGTH, BATCH, WIDTH, LAYERS, HEADS = 20, 4, 102, 128, 32, 128, 2, 4

@@ -14,22 +14,20 @@ ROOT = Path(__file__).parents[1]
 # What a layer may import from this repository, besides itself. What is not listed here may be imported by nobody but
 # experiments, which sit on top of everything. Order and reasons: docs/layout.md.
 ATTENTION = {"mha_kernels", "mha_research.attention"}
+MADE = {"mha_research.config", "mha_research.factory", "mha_research.models", "mha_research.tasks"}
 MAY_IMPORT = {
     "mha_kernels": set(),
     "mha_research.attention": {"mha_kernels"},
-    "mha_research.config": ATTENTION | {"mha_research.models", "mha_research.tasks"},
+    "mha_research.config": set(),
     "mha_research.models": ATTENTION,
     "mha_research.tasks": set(),
-    "mha_research.training": ATTENTION | {"mha_research.config", "mha_research.models", "mha_research.tasks"},
+    "mha_research.factory": ATTENTION | {"mha_research.config", "mha_research.models", "mha_research.tasks"},
+    "mha_research.run_dir": {"mha_research.config"},
+    "mha_research.training": ATTENTION | MADE | {"mha_research.run_dir"},
     "mha_research.interop": ATTENTION | {"mha_research.models"},
     # Training, to restore the model of a run that is reported.
-    "mha_research.analysis": {"mha_research.config", "mha_research.training"},
-    "mha_research.sweeps": {
-        "mha_research.analysis",
-        "mha_research.config",
-        "mha_research.tasks",
-        "mha_research.training",
-    },
+    "mha_research.analysis": {"mha_research.config", "mha_research.run_dir", "mha_research.training"},
+    "mha_research.sweeps": MADE | {"mha_research.analysis", "mha_research.run_dir", "mha_research.training"},
 }
 OURS = ("mha_kernels", "mha_research", "experiments", "configs", "tests")
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from mha_research.analysis.claims import AllOf, Claim, claim_from_json, claim_to_json
+from mha_research.analysis.statistics.claims import AllOf, Claim, claim_from_json, claim_to_json
 
 FILE = "manifest.json"
 Phase = Literal["tune", "main"]

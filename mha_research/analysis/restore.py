@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from mha_research.config import from_json
-from mha_research.training import Checkpoints, build_task
+from mha_research.factory import build_task
+from mha_research.run_dir import Checkpoints
 from mha_research.training.step import build_program
 
 

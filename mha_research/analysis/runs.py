@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from mha_research.analysis.manifest import FILE, Manifest, ManifestError, Phase, PlannedRun
-from mha_research.analysis.verdict import Outcome, Status
+from mha_research.analysis.statistics.verdict import Outcome, Status
 from mha_research.config import flat, from_json, records
 
 SIZES = ("parameters", "flops_per_step", "tokens_per_step")

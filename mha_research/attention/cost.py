@@ -8,12 +8,13 @@ from typing import Any
 import jax
 from flax import nnx
 
-from mha_research.attention.differential import DifferentialAttention
 from mha_research.attention.multi_head import MultiHeadAttention
-from mha_research.attention.multi_scale import MultiScaleAttention
-from mha_research.attention.performer import CHUNK, PerformerAttention
-from mha_research.attention.shaw import ShawAttention
-from mha_research.attention.talking_heads import TalkingHeadsAttention
+from mha_research.attention.performer import CHUNK
+from mha_research.attention.variants.differential import DifferentialAttention
+from mha_research.attention.variants.multi_scale import MultiScaleAttention
+from mha_research.attention.variants.performer import PerformerAttention
+from mha_research.attention.variants.shaw import ShawAttention
+from mha_research.attention.variants.talking_heads import TalkingHeadsAttention
 
 
 def multiplications(module: Any, queries: int, keys: int, causal: bool = False) -> int:

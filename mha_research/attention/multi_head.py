@@ -15,11 +15,13 @@ import mha_kernels
 from mha_kernels import Bias, CausalMask, Dropout, Mask, Origin
 from mha_research.attention import cache as caching
 from mha_research.attention import initializers
-from mha_research.attention.adapter import Adapter
 from mha_research.attention.arguments import as_gate, check_inputs, check_kinds, check_numbers, check_rngs, one_key
-from mha_research.attention.bias_key import beside_bias_key, new_bias_key, with_bias_value
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.drop_head import DropHead, HeadImportance
+from mha_research.attention.layers.adapter import Adapter
+from mha_research.attention.layers.bias_key import beside_bias_key, new_bias_key, with_bias_value
+from mha_research.attention.layers.product import flat_dot_general
+from mha_research.attention.layers.projection import PackedProjection
 from mha_research.attention.options import (
     HeadOptions,
     as_mask,
@@ -29,9 +31,7 @@ from mha_research.attention.options import (
     join_masks,
     scale_factor,
 )
-from mha_research.attention.position_schemes import Position
-from mha_research.attention.product import flat_dot_general
-from mha_research.attention.projection import PackedProjection
+from mha_research.attention.positions.schemes import Position
 
 XAVIER = initializers.xavier_uniform()
 

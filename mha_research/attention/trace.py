@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 import mha_kernels
-from mha_research.attention.dense import DenseAttention
 from mha_research.attention.multi_head import MultiHeadAttention
 from mha_research.attention.options import HeadOptions
+from mha_research.attention.variants.dense import DenseAttention
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("array",), meta_fields=("axes",))

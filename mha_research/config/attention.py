@@ -1,6 +1,6 @@
 """The fields of `model.attention`: the kind of attention, what all kinds share, and what belongs to one of them.
 
-Which of the shared fields a kind cannot take, and why, is in `mha_research/training/kinds.py`.
+Which of the shared fields a kind cannot take, and why, is in `mha_research/factory/kinds.py`.
 """
 
 from mha_research.config.schema import Choice, Schema, field, optional, optional_sequence

@@ -10,8 +10,8 @@ from flax import nnx
 
 from mha_kernels import CausalMask, HeadStatistics, Mask, SegmentMask
 from mha_research.attention.cost import multiplications
+from mha_research.attention.layers.product import flat_dot_general, product
 from mha_research.attention.positions import sinusoidal_at
-from mha_research.attention.product import flat_dot_general, product
 from mha_research.models.heads import head_statistics
 from mha_research.models.mlp import NORMS, Mlp, dropout
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mha_research.attention.product import flat_dot_general
+from mha_research.attention.layers.product import flat_dot_general
 
 ACTIVATIONS = {"gelu": nnx.gelu, "relu": nnx.relu, "swiglu": nnx.silu}
 NORMS = {"rms_norm": nnx.RMSNorm, "layer_norm": nnx.LayerNorm}

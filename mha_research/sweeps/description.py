@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from mha_research.analysis.claims import AllOf, Claim, elementary
+from mha_research.analysis.statistics.claims import AllOf, Claim, elementary
 
 Overrides = Mapping[str, Any]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")  # it names folders, of at most 255 bytes

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mha_research.analysis.claims import elementary
 from mha_research.analysis.manifest import Manifest, PlannedRun
+from mha_research.analysis.statistics.claims import elementary
 from mha_research.sweeps.launch import Engine
 from mha_research.sweeps.local import run_locally, slots
 from mha_research.sweeps.plan import SweepError

@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from mha_research.analysis.manifest import FILE, Manifest, PlannedRun
+from mha_research.run_dir import make_folder
+from mha_research.run_dir.files import exclusive, write_atomically
 from mha_research.sweeps.plan import SweepError, extend
 from mha_research.sweeps.progress import Watch
 from mha_research.sweeps.work import failure_path, state
-from mha_research.training import make_folder
-from mha_research.training.files import exclusive, write_atomically
 
 Engine = Callable[[Path, Manifest, Sequence[PlannedRun], Watch], None]  # returns when each run has ended somehow
 

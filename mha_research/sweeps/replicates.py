@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mha_research.config import differences
+from mha_research.run_dir import Result
 from mha_research.tasks import TaskSpec
-from mha_research.training import Interrupted, Result, train
+from mha_research.training import Interrupted, train
 from mha_research.training.interrupt import interrupts
 from mha_research.training.step import Program, build_program
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from mha_research.analysis.claims import elementary
 from mha_research.analysis.manifest import Manifest
-from mha_research.analysis.power import detectable
-from mha_research.analysis.verdict import ALPHA, MIN_SEEDS
+from mha_research.analysis.statistics.claims import elementary
+from mha_research.analysis.statistics.power import detectable
+from mha_research.analysis.statistics.verdict import ALPHA, MIN_SEEDS
 from mha_research.sweeps.local import slots
 from mha_research.sweeps.progress import duration
 from mha_research.sweeps.sizes import sizes, unmatched

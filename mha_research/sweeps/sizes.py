@@ -7,13 +7,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mha_research.analysis.claims import elementary
 from mha_research.analysis.manifest import Manifest
 from mha_research.analysis.runs import SIZES, source_of
+from mha_research.analysis.statistics.claims import elementary
 from mha_research.config import ConfigError, differences, override
+from mha_research.factory import build_task
 from mha_research.sweeps.plan import SweepError, base_config
 from mha_research.tasks import Task
-from mha_research.training import build_task, rehearse
+from mha_research.training import dry_run
 from mha_research.training.step import build_program
 from mha_research.training.summary import flops_per_step
 
@@ -57,7 +58,7 @@ def sizes(manifest: Manifest) -> dict[str, Size]:
             tasks.append((config, task))
             _check_metrics(manifest, arm, task)
         try:
-            rehearse(config, task, update=False)
+            dry_run(config, task, update=False)
             program = build_program(config, task.spec)
         except ConfigError as error:
             raise SweepError(f"arm {arm!r}: {error}") from None

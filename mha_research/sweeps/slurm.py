@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mha_research.analysis.manifest import Manifest, PlannedRun
+from mha_research.run_dir.files import write_atomically
 from mha_research.sweeps.plan import SweepError
 from mha_research.sweeps.progress import Watch
 from mha_research.sweeps.work import record_failure, state
 from mha_research.training import Interrupted
-from mha_research.training.files import write_atomically
 from mha_research.training.interrupt import interrupts
 
 SECONDS_BEFORE_THE_END = 120  # of the warning that Slurm sends before the time limit

@@ -18,10 +18,11 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from mha_research.analysis.manifest import Manifest, PlannedRun
+from mha_research.run_dir import Result, WorkdirError, read_result
+from mha_research.run_dir.files import write_atomically
 from mha_research.sweeps.plan import run_config
 from mha_research.sweeps.replicates import train_together
-from mha_research.training import Interrupted, Result, WorkdirError, read_result, train
-from mha_research.training.files import write_atomically
+from mha_research.training import Interrupted, train
 
 State = Literal["waiting", "finished", "diverged", "failed"]
 LAST_LINES = 20

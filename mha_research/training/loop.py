@@ -9,20 +9,11 @@ import jax
 from ml_collections import ConfigDict
 
 from mha_research.config import ConfigError, to_json, within_bounds
-from mha_research.tasks import Task, TaskSpec
-from mha_research.training.build import build_task
-from mha_research.training.checkpoint import CheckpointError, Checkpoints
-from mha_research.training.clock import Clock
-from mha_research.training.data import train_batches
-from mha_research.training.evaluate import evaluation_row, head_row
-from mha_research.training.interrupt import Flag, Interrupted, interrupts
-from mha_research.training.kinds import check_kind
-from mha_research.training.log import Log
-from mha_research.training.profile import Profiler
-from mha_research.training.rehearsal import rehearse
-from mha_research.training.step import Program, build_program
-from mha_research.training.summary import finish, train_row
-from mha_research.training.workdir import (
+from mha_research.factory.build import build_task
+from mha_research.factory.kinds import check_kind
+from mha_research.run_dir.checkpoint import CheckpointError, Checkpoints
+from mha_research.run_dir.log import Log
+from mha_research.run_dir.workdir import (
     Result,
     check_config,
     claim,
@@ -30,6 +21,15 @@ from mha_research.training.workdir import (
     record_start,
     write_document_sums,
 )
+from mha_research.tasks import Task, TaskSpec
+from mha_research.training.clock import Clock
+from mha_research.training.data import train_batches
+from mha_research.training.dry_run import dry_run
+from mha_research.training.evaluate import evaluation_row, head_row
+from mha_research.training.interrupt import Flag, Interrupted, interrupts
+from mha_research.training.profile import Profiler
+from mha_research.training.step import Program, build_program
+from mha_research.training.summary import finish, train_row
 
 
 def train(
@@ -54,7 +54,7 @@ def train(
         check_config(workdir, config)
         return result
     task = build_task(config)
-    rehearse(config, task)
+    dry_run(config, task)
     program = build(config, task.spec)
     with claim(workdir, config):
         record_start(workdir, overrides or {}, task.fingerprint)

@@ -13,13 +13,13 @@ from flax import nnx, traverse_util
 from ml_collections import ConfigDict
 
 from mha_research.attention import HeadImportance
-from mha_research.attention.performer import RandomFeatures
+from mha_research.attention.variants.performer import RandomFeatures
 from mha_research.config import ConfigError, default_config, flat, from_json, from_values, to_json
+from mha_research.factory.build import build_model
+from mha_research.factory.optimizer import build_optimizer, build_schedule
 from mha_research.models.heads import HEAD_STATISTICS
 from mha_research.tasks import TaskSpec
-from mha_research.training.build import build_model
 from mha_research.training.importance import head_sums, open_gates, updated, zero_head_sums
-from mha_research.training.optimizer import build_optimizer, build_schedule
 
 Batch = dict[str, Any]
 State = dict[str, Any]

@@ -7,14 +7,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mha_research.run_dir.files import write_atomically
+from mha_research.run_dir.log import Log
+from mha_research.run_dir.workdir import Result
 from mha_research.tasks import CharLM, Task
 from mha_research.training.clock import Clock
 from mha_research.training.device import peak_flops, peak_memory_bytes
-from mha_research.training.files import write_atomically
-from mha_research.training.log import Log
 from mha_research.training.sample import generate
 from mha_research.training.step import Program
-from mha_research.training.workdir import Result
 
 
 def train_row(

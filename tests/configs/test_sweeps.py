@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mha_research.analysis.claims import elementary
 from mha_research.analysis.runs import SIZES
+from mha_research.analysis.statistics.claims import elementary
 from mha_research.sweeps.plan import load_sweep, plan
 from mha_research.sweeps.sizes import sizes, unmatched
 

@@ -10,9 +10,9 @@ import pytest
 from experiments import report, sweep
 from mha_research.analysis import compare, load_runs
 from mha_research.analysis.manifest import Manifest
+from mha_research.run_dir.files import exclusive
 from mha_research.sweeps.plan import load_sweep, plan, run_config
 from mha_research.training import train
-from mha_research.training.files import exclusive
 from tests.experiments.interrupting import SWEEP, kill_at_random, results, start
 
 

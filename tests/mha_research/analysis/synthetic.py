@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mha_research.analysis.claims import AllOf, Claim
 from mha_research.analysis.manifest import FILE, Manifest, PlannedRun, Question
+from mha_research.analysis.statistics.claims import AllOf, Claim
 from mha_research.config import default_config, from_json, to_json
 from mha_research.config.load import override
 

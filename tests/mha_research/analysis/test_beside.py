@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mha_research.analysis.beside import (
+from mha_research.analysis.statistics.supplementary import (
     bca_interval,
     bca_label,
     divergence_p,

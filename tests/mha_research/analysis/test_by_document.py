@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mha_research.analysis.by_document import document_interval
-from mha_research.analysis.claims import Claim
 from mha_research.analysis.runs import load_runs
+from mha_research.analysis.statistics.by_document import document_interval
+from mha_research.analysis.statistics.claims import Claim
 from tests.mha_research.analysis.synthetic import METRIC, fail, make_sweep
 
 DOCUMENTS = 11

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from mha_research.analysis import calibration
-from mha_research.analysis.beside import BCA_COVERAGE
+from mha_research.analysis.statistics import calibration
+from mha_research.analysis.statistics.supplementary import BCA_COVERAGE
 
 DRAWS = 20_000
 FIVE_PERCENT = 0.05 + 4 * np.sqrt(0.05 * 0.95 / DRAWS)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mha_research.analysis.claims import AllOf, Claim, claim_from_json, claim_to_json, elementary
+from mha_research.analysis.statistics.claims import AllOf, Claim, claim_from_json, claim_to_json, elementary
 
 GOOD = {"text": "more is better", "metric": "test/accuracy", "contrast": {"a": 1, "b": -1}}
 

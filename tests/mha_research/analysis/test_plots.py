@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mha_research.analysis.plots import attention_maps, loss_curve
+from mha_research.analysis.report.plots import attention_maps, loss_curve
 
 ROWS = [
     {"step": 2, "train/loss": 3.0},

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.power import TTestPower
 
-from mha_research.analysis.power import detectable, power, seeds_needed
+from mha_research.analysis.statistics.power import detectable, power, seeds_needed
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 8, 16])

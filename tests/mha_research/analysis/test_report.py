@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from mha_research.analysis import ablation_plots as plots
-from mha_research.analysis.claims import AllOf, Claim
 from mha_research.analysis.manifest import Manifest
-from mha_research.analysis.report import write_report
+from mha_research.analysis.report import ablation_plots as plots
+from mha_research.analysis.report.report import write_report
 from mha_research.analysis.runs import load_runs
+from mha_research.analysis.statistics.claims import AllOf, Claim
 from tests.mha_research.analysis.synthetic import METRIC, change_result, diverge, fail, make_sweep
 
 

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from mha_research.analysis.comparison import compare, values, verdicts
 from mha_research.analysis.manifest import Manifest, ManifestError
 from mha_research.analysis.runs import load_runs
-from mha_research.analysis.verdict import Status
+from mha_research.analysis.statistics.comparison import compare, values, verdicts
+from mha_research.analysis.statistics.verdict import Status
 from tests.mha_research.analysis.synthetic import (
     CLAIMS,
     EFFECT,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mha_research.analysis.claims import Claim
-from mha_research.analysis.sentences import contrast_of, power_of
-from mha_research.analysis.verdict import Verdict
+from mha_research.analysis.report.wording import contrast_of, power_of
+from mha_research.analysis.statistics.claims import Claim
+from mha_research.analysis.statistics.verdict import Verdict
 
 
 def claim(kind="greater", margin=0.0):

@@ -7,7 +7,7 @@ from scipy import stats
 from statsmodels.stats.weightstats import ttost_paired
 
 from mha_research.analysis import AllOf, Claim, Outcome, Status, judge
-from mha_research.analysis.verdict import p_values
+from mha_research.analysis.statistics.verdict import p_values
 
 UP = {"b": 1, "a": -1}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mha_research.attention.product import flat_dot_general, product
+from mha_research.attention.layers.product import flat_dot_general, product
 
 CONTRACTIONS = [((2, 3, 5), (5, 7), 1), ((2, 3, 5, 7), (5, 7, 11), 2), ((2, 5), (5, 3, 7), 1), ((3, 5), (5,), 1)]
 

@@ -17,7 +17,7 @@ from mha_research import (
     positions,
     update_importance,
 )
-from mha_research.attention.multi_scale import pool_patches
+from mha_research.attention.variants.multi_scale import pool_patches
 from tests.mha_research.attention.helpers import close
 from tests.mha_research.attention.modules import CANNOT_DECODE, MODULES, B, D, H, L
 

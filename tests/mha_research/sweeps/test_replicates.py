@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mha_research.config import override
+from mha_research.run_dir.files import read_rows
 from mha_research.sweeps.replicates import Meeting, train_together
 from mha_research.training import train
-from mha_research.training.files import read_rows
 from tests.mha_research.sweeps import tiny
 
 # Separate and mapped runs differ by the order of float32 sums; eight steps of AdamW multiply that a little.

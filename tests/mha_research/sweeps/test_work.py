@@ -6,10 +6,11 @@ import math
 
 import pytest
 
+from mha_research.run_dir import Result
 from mha_research.sweeps import local, work
 from mha_research.sweeps.plan import plan
 from mha_research.sweeps.work import NotReady, best_value, do, record_failure, state, tuned
-from mha_research.training import Interrupted, Result
+from mha_research.training import Interrupted
 from tests.mha_research.sweeps import tiny
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_research.training import CheckpointError, Checkpoints
+from mha_research.run_dir import CheckpointError, Checkpoints
 
 
 def layers(depth: int, width: int = 3) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mha_research.config import override
-from mha_research.training import Checkpoints, train
-from mha_research.training.build import build_task
+from mha_research.factory.build import build_task
+from mha_research.run_dir import Checkpoints
+from mha_research.training import train
 from mha_research.training.step import build_program
 
 LAYERS, HEADS, BATCH = 2, 2, 4

@@ -17,10 +17,10 @@ from mha_research import attention
 from mha_research.analysis.restore import restore
 from mha_research.config import FIELDS, ConfigError, from_json, override, to_json
 from mha_research.config.attention import ATTENTION
+from mha_research.factory.build import build_model, build_task
+from mha_research.factory.kinds import MODULES
 from mha_research.tasks import TaskSpec
-from mha_research.training import check, rehearse, train
-from mha_research.training.build import build_model, build_task
-from mha_research.training.kinds import MODULES
+from mha_research.training import check, dry_run, train
 from mha_research.training.step import build_program
 from tests.mha_research.attention.test_costs import products
 
@@ -189,7 +189,7 @@ def test_patches_give_no_map_of_tokens(tiny: ConfigDict, tokens: np.ndarray) -> 
 def test_statistics_of_what_is_no_probability_are_refused_before_training(tiny: ConfigDict, kind: str) -> None:
     config = changed(tiny, kind, {"run.head_statistics": True})
     with pytest.raises(ConfigError, match=r"^run\.head_statistics: .*so its heads have no statistics$"):
-        rehearse(config, build_task(config), update=False)
+        dry_run(config, build_task(config), update=False)
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_sample_of_what_cannot_decode_is_refused_before_training(
 ) -> None:
     config = changed(tiny, kind, text | {"task.segments": False, "run.sample_length": 5})
     with pytest.raises(ConfigError, match=r"^run\.sample_length: \w+ cannot decode: "):
-        rehearse(check(config), build_task(config), update=False)
+        dry_run(check(config), build_task(config), update=False)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_choice_that_a_module_does_not_take_is_refused_before_training(
 ) -> None:
     config = changed(tiny, kind, {f"model.attention.{name}": value})
     with pytest.raises(ConfigError, match=rf"^model: {CLASSES[kind].__name__}.*{name}"):
-        rehearse(config, build_task(config), update=False)
+        dry_run(config, build_task(config), update=False)
 
 
 def test_random_features_are_of_the_seed_and_no_update_changes_them(tiny: ConfigDict, tmp_path: pathlib.Path) -> None:
@@ -291,7 +291,7 @@ def test_features_that_are_drawn_anew_train(tiny: ConfigDict) -> None:
     task = build_task(config)
     state = jax.eval_shape(build_program(config, task.spec).init, 0)
     assert state["params"]["blocks"][0]["attention"]["features"].dtype == jnp.uint32
-    rehearse(config, task)
+    dry_run(config, task)
 
 
 def test_a_config_saved_before_there_were_kinds_is_the_same_experiment(tiny: ConfigDict) -> None:
@@ -309,7 +309,7 @@ def test_kinds_without_an_order_look_items_up(tiny: ConfigDict, kind: str) -> No
     unread = {"model.dropout_rate": 0.0, POSITION: "none"}
     config = check(changed(tiny, kind, task_fields | unread | own(kind)))
     task = build_task(config)
-    rehearse(config, task, update=False)
+    dry_run(config, task, update=False)
     model = build_model(config, task.spec, nnx.Rngs(0))
     batch = task.train_batches(0, 1)[0]
     program = jax.make_jaxpr(lambda *batch: model(*batch))(batch["ids"], batch["values"], batch["queries"])

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from tensorboardX.proto import event_pb2
 
-from mha_research.training import log as log_module
-from mha_research.training.log import Log
+from mha_research.run_dir import log as log_module
+from mha_research.run_dir.log import Log
 
 ROWS = {5: {"train/loss": 1.5, "time/tokens_per_second": 12345.6, "time/seconds_left": 65.0}, 7: {"valid/loss": 2.25}}
 

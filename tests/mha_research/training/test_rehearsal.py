@@ -9,9 +9,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from mha_research.config import ConfigError, override
+from mha_research.factory.build import build_task
 from mha_research.tasks import Evaluation
-from mha_research.training import rehearse, train
-from mha_research.training.build import build_task
+from mha_research.training import dry_run, train
 from mha_research.training.evaluate import evaluate
 
 TEXT = {"task.name": "char_lm", "task.vocabulary_size": None, "task.evaluation_size": None, "task.length": 8}
@@ -44,7 +44,7 @@ def test_what_would_fail_later_is_refused_now(
 
 def test_what_fits_a_table_of_positions_is_no_fault(text: ConfigDict) -> None:
     config = override(text, LEARNED | {"task.test_lengths": (4, 8), "run.sample_length": 7, "train.batch_size": 2})
-    rehearse(config, build_task(config))
+    dry_run(config, build_task(config))
 
 
 @dataclasses.dataclass

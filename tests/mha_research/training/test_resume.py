@@ -10,9 +10,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from mha_research.config import override
-from mha_research.training import CheckpointError, Checkpoints, Interrupted, WorkdirError, read_result, train
+from mha_research.run_dir import CheckpointError, Checkpoints, WorkdirError, read_result
+from mha_research.run_dir.log import Log
+from mha_research.training import Interrupted, train
 from mha_research.training import loop as loop_module
-from mha_research.training.log import Log
 
 Fingerprint = Callable[..., dict[str, Any]]
 

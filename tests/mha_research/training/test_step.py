@@ -13,11 +13,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from mha_research.config import ConfigError, default_config, override
+from mha_research.factory.build import build_task
+from mha_research.factory.optimizer import build_optimizer, build_schedule, decayed
 from mha_research.tasks import TaskSpec
 from mha_research.training import train
-from mha_research.training.build import build_task
 from mha_research.training.evaluate import evaluation_row, head_row
-from mha_research.training.optimizer import build_optimizer, build_schedule, decayed
 from mha_research.training.step import (
     Program,
     accumulate,

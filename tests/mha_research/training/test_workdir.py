@@ -8,9 +8,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from mha_research.config import override, to_json
-from mha_research.training import WorkdirError, read_result, train
-from mha_research.training.files import append_row, read_rows
-from mha_research.training.workdir import Result, claim, record_start
+from mha_research.run_dir import WorkdirError, read_result
+from mha_research.run_dir.files import append_row, read_rows
+from mha_research.run_dir.workdir import Result, claim, record_start
+from mha_research.training import train
 
 RESULT = Result("finished", 8, {"test/loss": 1.0}, 10, 20, 30, 1.0, 1).to_json()
 

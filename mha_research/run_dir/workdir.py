@@ -21,7 +21,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mha_research.config import differences, from_json, provenance, records, to_json
-from mha_research.training.files import WorkdirError, append_row, exclusive, write_atomically
+from mha_research.run_dir.files import WorkdirError, append_row, exclusive, write_atomically
 
 
 @dataclasses.dataclass(frozen=True)

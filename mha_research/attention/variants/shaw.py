@@ -10,7 +10,7 @@ from flax import nnx
 
 from mha_kernels import Dense
 from mha_research.attention.arguments import check_integers
-from mha_research.attention.dense import DenseAttention
+from mha_research.attention.variants.dense import DenseAttention
 
 
 class ShawAttention(DenseAttention):

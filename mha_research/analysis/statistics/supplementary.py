@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-# How often the 95 % BCa interval of a mean covers it, measured by `python -m mha_research.analysis.calibration` under
-# normal noise.
+# How often the 95 % BCa interval of a mean covers it under normal noise, measured by
+# `python -m mha_research.analysis.statistics.calibration`.
 BCA_COVERAGE = {3: 0.74, 5: 0.84, 8: 0.89, 16: 0.91}
 
 

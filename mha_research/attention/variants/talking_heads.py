@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mha_kernels import Dense
-from mha_research.attention.dense import DenseAttention
+from mha_research.attention.variants.dense import DenseAttention
 
 
 class TalkingHeadsAttention(DenseAttention):

@@ -4,14 +4,20 @@ import math
 
 import pandas as pd
 
-from mha_research.analysis.beside import bca_interval, bca_label, page_trend_p, pairing_correlation, wilcoxon_p
-from mha_research.analysis.by_document import document_interval
-from mha_research.analysis.claims import Claim
-from mha_research.analysis.comparison import values
-from mha_research.analysis.page import number
-from mha_research.analysis.power import detectable, seeds_needed
+from mha_research.analysis.report.page import number
 from mha_research.analysis.runs import Runs
-from mha_research.analysis.verdict import ALPHA, MIN_SEEDS, Verdict
+from mha_research.analysis.statistics.by_document import document_interval
+from mha_research.analysis.statistics.claims import Claim
+from mha_research.analysis.statistics.comparison import values
+from mha_research.analysis.statistics.power import detectable, seeds_needed
+from mha_research.analysis.statistics.supplementary import (
+    bca_interval,
+    bca_label,
+    page_trend_p,
+    pairing_correlation,
+    wilcoxon_p,
+)
+from mha_research.analysis.statistics.verdict import ALPHA, MIN_SEEDS, Verdict
 
 
 def contrast_of(claim: Claim) -> str:

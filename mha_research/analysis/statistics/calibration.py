@@ -1,4 +1,4 @@
-"""How often the verdict rule is wrong, by simulation: `python -m mha_research.analysis.calibration --write
+"""How often the verdict rule is wrong, by simulation: `python -m mha_research.analysis.statistics.calibration --write
 docs/statistics.md`.
 
 A contrast is drawn with its true value exactly on the boundary of the claim (d = margin; |d| = margin), where supported
@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import stats
 
-from mha_research.analysis.claims import Claim, Kind
-from mha_research.analysis.power import detectable, power
-from mha_research.analysis.verdict import ALPHA, Outcome, judge, p_values
+from mha_research.analysis.statistics.claims import Claim, Kind
+from mha_research.analysis.statistics.power import detectable, power
+from mha_research.analysis.statistics.verdict import ALPHA, Outcome, judge, p_values
 
 SEEDS = (3, 5, 8)
-BEGIN, END = "<!-- begin: python -m mha_research.analysis.calibration -->", "<!-- end -->"
+BEGIN, END = "<!-- begin: python -m mha_research.analysis.statistics.calibration -->", "<!-- end -->"
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 # Student's t with 3 degrees of freedom has variance 3; exp(z) has mean e^(1/2), variance e (e - 1) and skewness 6.2.

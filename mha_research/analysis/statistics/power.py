@@ -13,8 +13,8 @@ answers are on the safe side.
 import numpy as np
 from scipy import integrate, optimize, stats
 
-from mha_research.analysis.claims import Kind
-from mha_research.analysis.verdict import ALPHA, MIN_SEEDS
+from mha_research.analysis.statistics.claims import Kind
+from mha_research.analysis.statistics.verdict import ALPHA, MIN_SEEDS
 
 POWER = 0.8
 MAX_SEEDS = 1000

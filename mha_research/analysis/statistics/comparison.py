@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from mha_research.analysis.beside import divergence_p, pairing_correlation
-from mha_research.analysis.claims import elementary
 from mha_research.analysis.manifest import Question
 from mha_research.analysis.runs import SIZES, Run, Runs
-from mha_research.analysis.verdict import Verdict, judge
+from mha_research.analysis.statistics.claims import elementary
+from mha_research.analysis.statistics.supplementary import divergence_p, pairing_correlation
+from mha_research.analysis.statistics.verdict import Verdict, judge
 
 
 def values(runs: Runs, metric: str) -> pd.DataFrame:

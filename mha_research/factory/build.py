@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from mha_research.attention import Alibi, DropHead, RelativeBias, Rotary, initializers
 from mha_research.config import ConfigError, build_choice, default_config, differences
 from mha_research.config.attention import ATTENTION
+from mha_research.factory.kinds import MODULES
 from mha_research.models import DecoderLM, SlotRetrieval
 from mha_research.tasks import TASKS, RetrievalSpec, Task, TaskSpec
-from mha_research.training.kinds import MODULES
 
 SCALES: dict[str, Callable[..., Any]] = {
     "inverse_sqrt": lambda: "inverse_sqrt",

@@ -17,15 +17,15 @@ from typing import Any
 
 import pandas as pd
 
-from mha_research.analysis import ablation_plots as plots
-from mha_research.analysis import page
-from mha_research.analysis.claims import AllOf, Claim, claim_to_json, elementary
-from mha_research.analysis.comparison import compare, values, verdicts
 from mha_research.analysis.manifest import Manifest
-from mha_research.analysis.page import number
+from mha_research.analysis.report import ablation_plots as plots
+from mha_research.analysis.report import page
+from mha_research.analysis.report.page import number
+from mha_research.analysis.report.wording import beside, contrast_of, power_of
 from mha_research.analysis.runs import SIZES, Runs
-from mha_research.analysis.sentences import beside, contrast_of, power_of
-from mha_research.analysis.verdict import Verdict
+from mha_research.analysis.statistics.claims import AllOf, Claim, claim_to_json, elementary
+from mha_research.analysis.statistics.comparison import compare, values, verdicts
+from mha_research.analysis.statistics.verdict import Verdict
 
 _EXPLORATORY = (
     "Claims or seeds that were added after the sweep had started, or that come from a directory with another question. "

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mha_research.config import ConfigError
+from mha_research.factory.build import as_config_error
 from mha_research.tasks import CharLM, Task
-from mha_research.training.build import as_config_error
 from mha_research.training.evaluate import held_out_sets
 from mha_research.training.step import Program, build_program, zero_sums
 
 
-def rehearse(config: ConfigDict, task: Task, update: bool = True) -> None:
+def dry_run(config: ConfigDict, task: Task, update: bool = True) -> None:
     """Traces the start, an evaluation of each held-out set and an update; the run itself finds them traced.
 
     Without the `update`, the costly part, it is a plan's look at an arm.

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from mha_research.analysis.claims import Claim
 from mha_research.analysis.runs import Run, Runs
+from mha_research.analysis.statistics.claims import Claim
 
 MIN_DOCUMENTS = 5
 # A metric that is a ratio of sums over targets: which sum, and what its mean is divided by.

@@ -1,6 +1,6 @@
 """Where a token is: embeddings added to the input, rotations of query and key, and bucketed distances.
 
-A scheme of a module is a value: `Alibi(...)`, `Rotary(...)`, `RelativeBias(...)` in `position_schemes.py`. Here are the
+A scheme of a module is a value: `Alibi(...)`, `Rotary(...)`, `RelativeBias(...)` in `schemes.py`. Here are the
 functions; `t5_bucket` is the algebra's own.
 """
 

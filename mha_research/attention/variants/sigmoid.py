@@ -9,7 +9,7 @@ import jax
 
 from mha_kernels import Dense
 from mha_research.attention.arguments import check_numbers
-from mha_research.attention.dense import DenseAttention
+from mha_research.attention.variants.dense import DenseAttention
 
 
 class SigmoidAttention(DenseAttention):

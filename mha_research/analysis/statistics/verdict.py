@@ -26,7 +26,7 @@ import numpy as np
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from mha_research.analysis.claims import AllOf, Claim, Kind, elementary
+from mha_research.analysis.statistics.claims import AllOf, Claim, Kind, elementary
 
 ALPHA = 0.05
 MIN_SEEDS = 3

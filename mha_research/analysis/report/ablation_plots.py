@@ -17,10 +17,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mha_research.analysis.claims import Claim
-from mha_research.analysis.comparison import compare, values
 from mha_research.analysis.runs import Run, Runs
-from mha_research.analysis.verdict import Verdict
+from mha_research.analysis.statistics.claims import Claim
+from mha_research.analysis.statistics.comparison import compare, values
+from mha_research.analysis.statistics.verdict import Verdict
 
 # After Okabe and Ito, without black and yellow and with a lighter blue, so that all are legible on white and on black.
 COLOURS = ("#2f87c8", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from mha_research.training.events import Events
-from mha_research.training.files import read_rows, write_atomically
+from mha_research.run_dir.events import Events
+from mha_research.run_dir.files import read_rows, write_atomically
 
 _SECONDS_BETWEEN_PLAIN_LINES = 5.0
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mha_research.attention.product import product
+from mha_research.attention.layers.product import product
 
 
 class PackedProjection(nnx.Module):

@@ -1,0 +1,1 @@
+"""What a person sees of a finished sweep: tables, figures, sentences and the page."""

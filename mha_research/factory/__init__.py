@@ -1,0 +1,5 @@
+"""From a config to objects: the task, the model with its attention, the optimizer."""
+
+from mha_research.factory.build import build_model, build_task
+
+__all__ = ["build_model", "build_task"]
