@@ -26,7 +26,12 @@ MAY_IMPORT = {
     "mha_research.training": ATTENTION | MADE | {"mha_research.run_dir"},
     "mha_research.interop": ATTENTION | {"mha_research.models"},
     # Training, to restore the model of a run that is reported.
-    "mha_research.analysis": {"mha_research.config", "mha_research.factory", "mha_research.run_dir", "mha_research.training"},
+    "mha_research.analysis": {
+        "mha_research.config",
+        "mha_research.factory",
+        "mha_research.run_dir",
+        "mha_research.training",
+    },
     "mha_research.sweeps": MADE | {"mha_research.analysis", "mha_research.run_dir", "mha_research.training"},
 }
 OURS = ("mha_kernels", "mha_research", "experiments", "configs", "tests")
