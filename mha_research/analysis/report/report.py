@@ -237,6 +237,8 @@ def _troubles(runs: Runs) -> str:
     for run in runs:
         if run.status == "diverged":
             parts.append(f"<p><b>{escape(run.name)} diverged.</b> {escape(str(run.result.get('message', '')))}</p>")
+        elif run.status == "unreadable":
+            parts.append(f"<p><b>{escape(run.name)} cannot be read here.</b> {escape(str(run.failure['reason']))}</p>")
         elif run.status == "failed":
             log = "\n".join(run.failure.get("log", []))
             parts.append(
