@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
 
 def _write(workdirs: list[Path], folder: Path) -> int:
     from mha_research.analysis.report.report import write_report
-    from mha_research.analysis.report.wording import power_of
+    from mha_research.analysis.report.wording import finding, power_of, standing
     from mha_research.analysis.runs import load_runs
     from mha_research.analysis.statistics.claims import AllOf, elementary
     from mha_research.analysis.statistics.comparison import verdicts
@@ -43,6 +43,10 @@ def _write(workdirs: list[Path], folder: Path) -> int:
     planned, exploratory = verdicts(runs)
     family = len(list(elementary(verdict.claim for verdict in planned)))
     path = write_report(runs, folder)
+    print(f"{standing(runs)}\n{finding(runs, planned)}")
+    for run in runs:
+        if run.status == "unreadable":
+            print(f"{run.name} is left out: {run.failure['reason']}")
     for label, judged in (("", planned), ("exploratory, ", exploratory)):
         for verdict in judged:
             print(f"{label}{verdict.word}: {verdict.claim.text} ({verdict.reason})")

@@ -70,7 +70,7 @@ def render(path: Path, pages: Path = PAGES) -> Path:
             from mha_research.analysis.report.ablation_plots import svg
 
             file = pages / f"{path.stem}_{number}.svg"
-            file.write_text(svg(value, file.stem).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+            file.write_text(svg(value, file.stem))
             parts.append(f"![{path.stem}, cell {number}]({file.name})")
         elif isinstance(value, pd.DataFrame):
             parts.append(_indented(value.to_string()))

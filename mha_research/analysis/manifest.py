@@ -22,8 +22,32 @@ class ManifestError(ValueError):
     """A sweep directory holds no manifest, or one that cannot be read. The message is one line."""
 
 
+def plain(value: Any) -> Any:
+    """Give a value the one form that it also has after its trip through JSON.
+
+    JSON knows no tuple, and what was planned is compared with what was read, so sequences are tuples on both sides.
+
+    Args:
+        value: numbers, text, None, and mappings and sequences of them, nested.
+
+    Returns:
+        The same with every mapping a dict and every sequence a tuple.
+    """
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+class _Plain:
+    """A frozen dataclass whose fields are stored as `plain` gives them."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
+
+
 @dataclasses.dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(_Plain):
     """One run: the arm's config with these overrides, in the folder `runs/name`. Added after the start: exploratory."""
 
     name: str
@@ -38,7 +62,7 @@ class PlannedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class Question(_Plain):
     """What is asked of the arms, and by which replicates: the part of a sweep that is frozen."""
 
     claims: Sequence[Claim | AllOf]
@@ -62,7 +86,7 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class Manifest(_Plain):
     """A planned sweep. `later` are claims and seeds that were added or changed after `frozen` was fixed; `options` are
     those of the command line that changed the file's base: `--config.FIELD=VALUE`, `--quick`."""
 

@@ -35,8 +35,11 @@ def source_of(metric: str) -> str:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Run:
-    """One run. `status` is finished, diverged, failed or waiting; `result` is what result.json holds, empty before the
-    end."""
+    """One run. `status` is finished, diverged, failed, waiting, or unreadable where its files cannot be read here.
+
+    `result` is what result.json holds, empty before the end; `documents` maps a held-out set to loss, hits and count at
+    the last step, each a list with the sum over every document; `failure` says why a run failed or is unreadable.
+    """
 
     name: str
     arm: str
@@ -48,6 +51,7 @@ class Run:
     config: Mapping[str, Any]
     result: Mapping[str, Any]
     failure: Mapping[str, Any]
+    documents: Mapping[str, Mapping[str, list[float]]] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.status}, {str(self.path)!r})"
@@ -61,11 +65,6 @@ class Run:
     def provenance(self) -> list[dict[str, Any]]:
         """One record per start of the run: code, packages, device, command; one torn by a kill is left out."""
         return records(self.path / "provenance.jsonl")
-
-    @functools.cached_property
-    def documents(self) -> dict[str, dict[str, list[float]]]:
-        """Held-out set -> loss, hits and count at the last step, each a list with the sum over every document."""
-        return _json(self.path / "documents.json")
 
     def curve(self, metric: str) -> pd.DataFrame:
         """`step` and `value` of a logged metric, in order; empty where it was never logged."""
@@ -173,7 +172,8 @@ def load_runs(*workdirs: str | Path) -> Runs:
     """The runs of sweep directories, or of directories of single runs, whose arm is then the directory's name.
 
     Several sweeps are joined by arm and seed. Raises ManifestError for a directory that is neither, for an arm whose
-    settings differ between directories, and for a run that two of them hold with different results.
+    settings differ between directories, and for a run that two of them hold with different results. A run whose own
+    files cannot be read has the status "unreadable", and costs nothing but itself.
     """
     if not workdirs:
         raise TypeError("load_runs needs one directory or more")
@@ -198,16 +198,28 @@ def _of_sweep(workdir: Path, manifest: Manifest) -> list[Run]:
 
 
 def _read(planned: PlannedRun, path: Path, failure_path: Path) -> Run:
-    result, failure, config = (_json(file) for file in (path / "result.json", failure_path, path / "config.json"))
-    status = str(result.get("status", "failed" if failure else "waiting"))
+    """The run as its files tell it. One that cannot be read costs that run alone, which says why."""
+    found: list[dict[str, Any]] = [{}, {}, {}, {}]
+    try:
+        files = (path / "config.json", path / "result.json", failure_path, path / "documents.json")
+        found = [_json(file) for file in files]
+        if found[1] and not found[0]:
+            raise ManifestError(f"{path} holds a result but no config.json that says of what")
+        status = str(found[1].get("status", "failed" if found[2] else "waiting"))
+    except ManifestError as error:
+        found, status = [{}, {}, {"reason": str(error)}, {}], "unreadable"
+    config, result, failure, documents = found
     name, arm, seed, phase = planned.name, planned.arm, planned.seed, planned.phase
-    return Run(name, arm, seed, phase, path, planned.exploratory, status, flat(config), result, failure)
+    return Run(name, arm, seed, phase, path, planned.exploratory, status, flat(config), result, failure, documents)
 
 
 def _single(path: Path) -> Run:
     if not (path / "config.json").exists():
         raise ManifestError(f"{path} is neither a sweep (no {FILE}) nor a run (no config.json)")
-    seed = _json(path / "config.json")["seed"]
+    try:
+        seed = _json(path / "config.json")["seed"]
+    except ManifestError:  # a config of another version: what it says of itself is all there is
+        seed = 0
     return _read(PlannedRun(path.name, path.name, seed, "main", {}), path, path / "failure.json")
 
 
@@ -221,6 +233,8 @@ def _json(path: Path) -> dict[str, Any]:
             raise ValueError("it holds no JSON object")
         if not all(isinstance(data.get(part, {}), dict) for part in ("metrics", "valid", "test")):
             raise ValueError("a part of it is no JSON object")
+        if wrong := [name for name, value in data.get("metrics", {}).items() if not isinstance(value, (int, float))]:
+            raise ValueError(f"its metric {wrong[0]!r} is no number")
     except ValueError as error:
         raise ManifestError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     return data

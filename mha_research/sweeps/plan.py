@@ -9,10 +9,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mha_research.analysis.manifest import Manifest, PlannedRun, Question
-from mha_research.config import FIELDS, ConfigError, differences, from_json, load_module, override, to_json
+from mha_research.config import FIELDS, ConfigError, differences, from_json, load_module, override
 from mha_research.config.load import call
 from mha_research.config.schema import check, unknown
-from mha_research.sweeps.description import Sweep, seed_list
+from mha_research.sweeps.description import Sweep
 from mha_research.training import check as check_config
 
 
@@ -45,10 +45,7 @@ def plan(title: str, config_file: str, base: ConfigDict, sweep: Sweep) -> Manife
         if sweep.tune.field == "seed":
             raise SweepError("Tune.field is seed, but a lucky seed is no setting: see Tune.seeds")
         values = [_typed("Tune.values", {sweep.tune.field: value})[sweep.tune.field] for value in sweep.tune.values]
-        tune = dataclasses.asdict(sweep.tune) | {
-            "values": values,
-            "seeds": seed_list(sweep.tune.seeds, "Tune.seeds", 0),
-        }
+        tune = dataclasses.asdict(sweep.tune) | {"values": values}
     configs: dict[str, ConfigDict] = {}
     for name, overrides in arms.items():
         try:
@@ -62,13 +59,12 @@ def plan(title: str, config_file: str, base: ConfigDict, sweep: Sweep) -> Manife
                 raise SweepError(f"the arms {other!r} and {name!r} have the same config")
     question = Question(
         tuple(sweep.claims),
-        list(seed_list(sweep.seeds, "Sweep.seeds", 0)),
+        sweep.seeds,  # type: ignore[arg-type]  # a Sweep has made a list of them
         tune,
         {metric: float(value) for metric, value in sweep.worst.items()},
         sorted(sweep.deterministic),
     )
-    base_values = from_json(to_json(base)).to_dict()
-    return Manifest(title, str(config_file), base_values, arms, question, list(_runs(arms, question)))
+    return Manifest(title, str(config_file), base.to_dict(), arms, question, list(_runs(arms, question)))
 
 
 def _typed(where: str, overrides: Mapping[str, Any]) -> dict[str, Any]:

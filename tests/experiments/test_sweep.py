@@ -36,7 +36,7 @@ def test_plan_and_runs(finished):
     assert "expect inconclusive verdicts" in out
     assert len(results(workdir)) == 6
     assert "6 of 6 done" in out
-    assert Manifest.read(workdir).options == ["--config.train.log_every=2"]
+    assert Manifest.read(workdir).options == ("--config.train.log_every=2",)
     assert "finished 8 steps" in (workdir / "logs/h1/seed0.log").read_text()
     assert not (workdir / "failures").exists()
 

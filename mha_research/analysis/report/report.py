@@ -21,7 +21,7 @@ from mha_research.analysis.manifest import Manifest
 from mha_research.analysis.report import ablation_plots as plots
 from mha_research.analysis.report import page
 from mha_research.analysis.report.page import number
-from mha_research.analysis.report.wording import beside, contrast_of, power_of
+from mha_research.analysis.report.wording import beside, contrast_of, finding, power_of, standing
 from mha_research.analysis.runs import SIZES, Runs
 from mha_research.analysis.statistics.claims import AllOf, Claim, claim_to_json, elementary
 from mha_research.analysis.statistics.comparison import compare, values, verdicts
@@ -74,7 +74,7 @@ def report_page(runs: Runs, planned: list[Verdict], exploratory: list[Verdict]) 
     """The page as text."""
     manifest = runs.manifest
     assert manifest is not None
-    sections = [_head(runs, manifest), "<h2>Claims</h2>", *(_claim(v, runs, manifest) for v in planned)]
+    sections = [_head(runs, manifest, planned), "<h2>Claims</h2>", *(_claim(v, runs, manifest) for v in planned)]
     if not planned:
         sections.append("<p>This sweep claims nothing.</p>")
     if exploratory:
@@ -100,15 +100,15 @@ def _has(runs: Runs, metric: str) -> bool:
     return any(not math.isnan(run.value(metric)) for run in runs.main())
 
 
-def _head(runs: Runs, manifest: Manifest) -> str:
-    states = [run.status for run in runs.main()]
-    counts = ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(states))
+def _head(runs: Runs, manifest: Manifest, planned: list[Verdict]) -> str:
     joined = "" if len(runs.workdirs) == 1 else f" Joined from {len(runs.workdirs)} directories."
     other = "" if runs.same_question else _OTHER
     seeds = len(manifest.frozen.seeds)
-    few = f" Only {seeds} seeds: verdicts will mostly be inconclusive." if seeds < 5 else ""
+    still_open = any(verdict.word == "inconclusive" for verdict in planned)
+    few = f" With only {seeds} seeds, small differences cannot be told from chance." * (seeds < 5 and still_open)
     return (
-        f"<h1>{escape(manifest.title)}</h1><p class=soft>{len(manifest.arms)} arms, {seeds} seeds, {counts}. "
+        f"<h1>{escape(manifest.title)}</h1><p><b>{escape(finding(runs, planned))}</b></p>"
+        f"<p class=soft>{len(manifest.arms)} arms, {seeds} seeds: {standing(runs)}. "
         f"Claims, seeds and tuning were frozen as <code>{manifest.frozen.hash}</code>.{few}{joined}{other}</p>"
     )
 
@@ -237,6 +237,8 @@ def _troubles(runs: Runs) -> str:
     for run in runs:
         if run.status == "diverged":
             parts.append(f"<p><b>{escape(run.name)} diverged.</b> {escape(str(run.result.get('message', '')))}</p>")
+        elif run.status == "unreadable":
+            parts.append(f"<p><b>{escape(run.name)} cannot be read here.</b> {escape(str(run.failure['reason']))}</p>")
         elif run.status == "failed":
             log = "\n".join(run.failure.get("log", []))
             parts.append(

@@ -1,13 +1,15 @@
 """The numbers of a verdict as sentences, for the report page and for the command line."""
 
 import math
+from collections.abc import Sequence
+from typing import get_args
 
 import pandas as pd
 
 from mha_research.analysis.report.page import number
 from mha_research.analysis.runs import Runs
 from mha_research.analysis.statistics.by_document import document_interval
-from mha_research.analysis.statistics.claims import Claim
+from mha_research.analysis.statistics.claims import Claim, elementary
 from mha_research.analysis.statistics.comparison import values
 from mha_research.analysis.statistics.power import detectable, seeds_needed
 from mha_research.analysis.statistics.supplementary import (
@@ -17,7 +19,7 @@ from mha_research.analysis.statistics.supplementary import (
     pairing_correlation,
     wilcoxon_p,
 )
-from mha_research.analysis.statistics.verdict import ALPHA, MIN_SEEDS, Verdict
+from mha_research.analysis.statistics.verdict import ALPHA, MIN_SEEDS, Verdict, Word
 
 
 def contrast_of(claim: Claim) -> str:
@@ -78,3 +80,40 @@ def beside(verdict: Verdict, claim: Claim, runs: Runs) -> list[str]:
         interval = f"[{number(low)}, {number(high)}]"
         parts.append(f"other text, these seeds: 95 % BCa bootstrap over {documents} documents {interval}")
     return parts
+
+
+def standing(runs: Runs) -> str:
+    """Where a sweep stands: `tuning 4 of 4 runs ended; main 5 of 12 runs ended, 1 diverged, 2 failed`."""
+    parts = []
+    for phase, name in (("tune", "tuning"), ("main", "main")):
+        states = [run.status for run in runs if run.phase == phase]
+        if states:
+            ended = len(states) - states.count("waiting")
+            trouble = [f"{states.count(how)} {how}" for how in ("diverged", "failed", "unreadable") if how in states]
+            parts.append(", ".join([f"{name} {ended} of {len(states)} runs ended", *trouble]))
+    return "; ".join(parts)
+
+
+def finding(runs: Runs, planned: Sequence[Verdict]) -> str:
+    """What was found and which arm was best, in plain words for someone who has never seen a p value."""
+    counts = {word: sum(verdict.word == word for verdict in planned) for word in get_args(Word)}
+    told = {"supported": "came out as expected", "contradicted": "came out against what was expected"}
+    told["inconclusive"] = "stayed open"
+    parts = [f"{counts[word]} {told[word]}" for word in told if counts[word]]
+    claims = f"{len(planned)} claim{'s' * (len(planned) != 1)}"
+    said = [f"Of {claims}, {', '.join(parts)}." if planned else "Nothing was claimed beforehand."]
+    metrics = [claim.metric for claim in elementary(verdict.claim for verdict in planned)]
+    metric = next((name for name in metrics if is_lower_better(name) is not None), None)
+    means = values(runs, metric).mean().dropna() if metric else pd.Series(dtype=float)
+    if metric and len(means) > 1:
+        best = str(means.idxmin() if is_lower_better(metric) else means.idxmax())
+        side = "lowest" if is_lower_better(metric) else "highest"
+        said.append(f"On average {best} was best: {side} {metric}, {number(means[best])}.")
+    return " ".join(said)
+
+
+def is_lower_better(metric: str) -> bool | None:
+    """Whether less of the metric is better, None where its name does not tell."""
+    if any(word in metric for word in ("loss", "nats", "bits", "nmse")):
+        return not metric.startswith("time/")
+    return False if "accuracy" in metric or "solved" in metric else None

@@ -5,7 +5,7 @@ new seeds; it is shown beside the verdict and never decides.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from scipy import stats
@@ -55,7 +55,7 @@ def document_interval(runs: Runs, claim: Claim, seed: int = 0) -> tuple[float, f
     return float(interval.low), float(interval.high), documents
 
 
-def _sums(run: Run, split: str) -> dict[str, list[float]]:
+def _sums(run: Run, split: str) -> Mapping[str, list[float]]:
     return run.documents.get(split, {}) if run.status == "finished" else {}
 
 

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from mha_research.analysis.manifest import Manifest, ManifestError
+from mha_research.analysis.report.report import write_report
 from mha_research.analysis.runs import load_runs
 from mha_research.analysis.statistics.comparison import compare, values, verdicts
 from mha_research.analysis.statistics.verdict import Status
@@ -181,12 +182,34 @@ def test_verdicts_of_planned_and_of_added_seeds(tmp_path):
 
 @pytest.mark.parametrize("name", ["result.json", "config.json", "documents.json"])
 @pytest.mark.parametrize("content", [b"[]", b"{", b"\xff\x00", b'{"metrics": [], "test": 3}'])
-def test_a_damaged_file_of_a_run_is_named(tmp_path, name, content):
+def test_a_damaged_file_of_a_run_costs_that_run_and_is_named(tmp_path, name, content):
     workdir = make_sweep(tmp_path / "s", seeds=range(3))
     (workdir / "runs/h1/seed0" / name).write_bytes(content)
-    with pytest.raises(ManifestError, match=rf"h1/seed0/{name} cannot be read: ") as caught:
-        _ = [run.documents for run in load_runs(workdir)]
-    assert "\n" not in str(caught.value)
+    runs = load_runs(workdir)
+    assert [run.name for run in runs if run.status != "finished"] == ["h1/seed0"]
+    bad = runs["h1/seed0"]
+    assert bad.status == "unreadable"
+    assert f"h1/seed0/{name} cannot be read: " in bad.failure["reason"]
+    assert "\n" not in bad.failure["reason"]
+    assert compare(runs, METRIC, "h1").set_index("arm")["lost"].to_dict() == {"h1": 1, "h2": 0, "h4": 0, "h8": 0}
+
+
+def test_a_run_of_a_kind_that_is_unknown_here_costs_that_run(tmp_path):
+    workdir = make_sweep(tmp_path / "s", seeds=range(3))
+    for name in ("h2/seed1", "h4/seed0"):
+        config = workdir / "runs" / name / "config.json"
+        config.write_text(config.read_text().replace('"kind": "multi_head"', '"kind": "from_tomorrow"', 1))
+    (workdir / "runs/h8/seed2/config.json").unlink()
+    runs = load_runs(workdir)
+    bad = {run.name: run.failure["reason"] for run in runs if run.status == "unreadable"}
+    assert set(bad) == {"h2/seed1", "h4/seed0", "h8/seed2"}
+    assert "from_tomorrow" in bad["h2/seed1"]
+    assert "a result but no config.json" in bad["h8/seed2"]
+    text = write_report(runs, tmp_path / "report").read_text()
+    assert "h2/seed1 cannot be read here." in text
+    assert "from_tomorrow" in text
+    single = load_runs(workdir / "runs/h2/seed1", workdir / "runs/h1/seed0")
+    assert [run.status for run in single] == ["unreadable", "finished"]
 
 
 def test_damaged_lines_are_left_out(tmp_path):

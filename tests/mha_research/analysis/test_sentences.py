@@ -2,9 +2,12 @@
 
 import pytest
 
-from mha_research.analysis.report.wording import contrast_of, power_of
+from mha_research.analysis.report.wording import contrast_of, finding, power_of, standing
+from mha_research.analysis.runs import load_runs
 from mha_research.analysis.statistics.claims import Claim
+from mha_research.analysis.statistics.comparison import verdicts
 from mha_research.analysis.statistics.verdict import Verdict
+from tests.mha_research.analysis.synthetic import CLAIMS, change_result, diverge, fail, make_sweep
 
 
 def claim(kind="greater", margin=0.0):
@@ -48,3 +51,20 @@ def test_power_of_a_difference_beyond_the_margin_is_that_of_contradicting_it():
 def test_nothing_is_said_without_a_spread(values):
     verdict = Verdict(claim(), "inconclusive", "", values)
     assert power_of(verdict, verdict.claim, 1) == ""
+
+
+def test_where_a_sweep_stands_and_what_it_found(tmp_path):
+    workdir = make_sweep(tmp_path / "s", seeds=range(3), planned=range(5), tune=True, claims=CLAIMS[:3])
+    diverge(workdir, "h1/seed1")
+    fail(workdir, "h2/seed2")
+    assert standing(load_runs(workdir)) == (
+        "tuning 12 of 12 runs ended; main 12 of 20 runs ended, 1 diverged, 1 failed"
+    )
+    whole = make_sweep(tmp_path / "w", claims=CLAIMS[:3])
+    for seed in range(5):
+        change_result(whole, f"h8/seed{seed}", metrics={"test/nats_per_char": 1.0 + seed / 1000})
+    said = finding(load_runs(whole), verdicts(load_runs(whole))[0])
+    assert said == (
+        "Of 3 claims, 2 came out as expected, 1 came out against what was expected. "
+        "On average h8 was best: lowest test/nats_per_char, 1.002."
+    )
