@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from mha_kernels import choice, gram, reference
-from mha_kernels.algebra import HeadStatistics, Origin
+from mha_kernels.algebra.spec import HeadStatistics, Origin
 from mha_kernels.checks import bundle, check_arrays, statistic_names
 
 HERE = Origin()

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_kernels import checks, transforms, tuned
-from mha_kernels.masks import CausalMask
+from mha_kernels.algebra.masks import CausalMask
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
 

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_kernels import tile
-from mha_kernels.algebra import Algebra, accumulation_dtype, partition
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import Algebra, accumulation_dtype, partition
 from mha_kernels.driver import Backward
-from mha_kernels.operands import Tile
 from mha_kernels.relative import by_distance
 from mha_kernels.tiling import Grid, Programs, choose, loop
 

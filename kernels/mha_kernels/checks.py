@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.algebra import STATISTICS, Algebra, Origin, Positions, accumulation_dtype
-from mha_kernels.biases import Bias, DenseBias
-from mha_kernels.dropout import Dropout, seed_of
-from mha_kernels.masks import DenseMask, Mask
-from mha_kernels.operands import Operand, align, align_array, known, within_reach
+from mha_kernels.algebra.biases import Bias, DenseBias
+from mha_kernels.algebra.dropout import Dropout, seed_of
+from mha_kernels.algebra.masks import DenseMask, Mask
+from mha_kernels.algebra.operands import Operand, align, align_array, known, within_reach
+from mha_kernels.algebra.spec import STATISTICS, Algebra, Origin, Positions, accumulation_dtype
 
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from mha_kernels import reference, sharding
-from mha_kernels.algebra import Algebra, HeadStatistics
+from mha_kernels.algebra.spec import Algebra, HeadStatistics
 from mha_kernels.blockwise import Blockwise
 from mha_kernels.native import Native
 from mha_kernels.native.library import is_built

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.algebra import Algebra, sum_to_leaf
+from mha_kernels.algebra.spec import Algebra, sum_to_leaf
 
 
 class Backward(NamedTuple):

@@ -11,9 +11,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mha_kernels import kernel_tiles, mosaic
-from mha_kernels.algebra import Algebra, running, simplest
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import Algebra, running, simplest
 from mha_kernels.kernel_tiles import Table, form
-from mha_kernels.operands import Tile
 from mha_kernels.registers import Made, Orientation, columns, full, is_value, rows, scalar
 from mha_kernels.sizes import Sizes
 

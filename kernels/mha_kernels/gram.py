@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels import tile
-from mha_kernels.algebra import Algebra, accumulation_dtype
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import Algebra, accumulation_dtype
 from mha_kernels.blockwise import Blockwise, clean
-from mha_kernels.operands import Tile
 from mha_kernels.tiling import Programs, choose, loop
 from mha_kernels.transforms import run
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mha_kernels import reference, tile
-from mha_kernels.algebra import Algebra, partition
-from mha_kernels.operands import Tile, lookup_by_select
+from mha_kernels import reference
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile, lookup_by_select
+from mha_kernels.algebra.spec import Algebra, partition
 from mha_kernels.sizes import Sizes
 
 LONGEST_TABLE = 512  # entries; each costs a comparison and a select at every score

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels import tile
-from mha_kernels.algebra import Algebra, HeadStatistics, accumulation_dtype, running
-from mha_kernels.operands import Tile, lookup_by_gather
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile, lookup_by_gather
+from mha_kernels.algebra.spec import Algebra, HeadStatistics, accumulation_dtype, running
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.algebra import Algebra, Positions, partition
-from mha_kernels.biases import Bias, RelativeBias, SumBias, is_steady
-from mha_kernels.operands import Tile, axes, lookup_by_gather
+from mha_kernels.algebra.biases import Bias, RelativeBias, SumBias, is_steady
+from mha_kernels.algebra.operands import Tile, axes, lookup_by_gather
+from mha_kernels.algebra.spec import Algebra, Positions, partition
 from mha_kernels.sizes import Sizes
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from mha_kernels.algebra import Algebra
+from mha_kernels.algebra.spec import Algebra
 
 Axes = str | tuple[str, ...] | None
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.algebra import Algebra
+from mha_kernels.algebra.spec import Algebra
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_kernels.algebra import Algebra, simplest
-from mha_kernels.masks import Mask
-from mha_kernels.operands import Tile, lookup_by_gather
+from mha_kernels.algebra.masks import Mask
+from mha_kernels.algebra.operands import Tile, lookup_by_gather
+from mha_kernels.algebra.spec import Algebra, simplest
 from mha_kernels.sizes import Sizes, pad
 from mha_kernels.transforms import vary, varying_axes
 

@@ -15,9 +15,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from mha_kernels import kernel_tiles, tuned
-from mha_kernels.algebra import Algebra, running, simplest
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import Algebra, running, simplest
 from mha_kernels.kernel_tiles import Table, Visits, form
-from mha_kernels.operands import Tile
 from mha_kernels.sizes import Sizes
 
 LANES = 128

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from mha_kernels import tile
-from mha_kernels.algebra import Algebra, HeadStatistics, accumulation_dtype, sum_to_leaf
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.spec import Algebra, HeadStatistics, accumulation_dtype, sum_to_leaf
 from mha_kernels.driver import Backward, Driver
 
 

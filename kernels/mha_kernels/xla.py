@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.algebra import Algebra, HeadStatistics
-from mha_kernels.masks import CausalMask, WindowMask
+from mha_kernels.algebra.masks import CausalMask, WindowMask
+from mha_kernels.algebra.spec import Algebra, HeadStatistics
 from mha_kernels.reference import whole
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mha_kernels as mk
-from mha_kernels.algebra import Algebra, Positions
-from mha_kernels.operands import Tile, lookup_by_gather
-from mha_kernels.tile import used_rows
+from mha_kernels.algebra.operands import Tile, lookup_by_gather
+from mha_kernels.algebra.spec import Algebra, Positions
+from mha_kernels.algebra.tile import used_rows
 from tests.mha_kernels.problems import normal
 
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels import tile
-from mha_kernels.algebra import Algebra, accumulation_dtype, partition
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.spec import Algebra, accumulation_dtype, partition
 from mha_kernels.blockwise import Blockwise
 from mha_kernels.driver import Backward
 from mha_kernels.native.library import reason_not_loaded

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.algebra import Algebra
-from mha_kernels.biases import RelativeBias
-from mha_kernels.masks import CausalMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
+from mha_kernels.algebra.biases import RelativeBias
+from mha_kernels.algebra.masks import CausalMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
+from mha_kernels.algebra.spec import Algebra
 from mha_kernels.relative import LineBias
 from mha_kernels.sizes import Sizes, pad
 

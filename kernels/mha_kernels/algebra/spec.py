@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.biases import Bias, CornerBias
-from mha_kernels.dropout import Dropout
-from mha_kernels.masks import Mask
+from mha_kernels.algebra.biases import Bias, CornerBias
+from mha_kernels.algebra.dropout import Dropout
+from mha_kernels.algebra.masks import Mask
 
 
 class Origin(NamedTuple):

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.algebra import Algebra, HeadStatistics
-from mha_kernels.masks import used_by_distance
-from mha_kernels.operands import Tile
+from mha_kernels.algebra.masks import used_by_distance
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import Algebra, HeadStatistics
 
 
 def tile_scores(product: jax.Array, at: Tile, algebra: Algebra) -> jax.Array:
