@@ -127,7 +127,8 @@ def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, An
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     import mha_kernels as mk
-    from mha_kernels import checks, transforms
+    from mha_kernels import transforms
+    from mha_kernels.arguments import bundle
     from mha_kernels.pallas_gpu import PallasGPU
     from mha_kernels.pallas_tpu import PallasTPU
 
@@ -140,7 +141,7 @@ def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, An
     statistics = mk.STATISTICS if case.name == "statistics" else ()
 
     def forward(*arrays: Any) -> Any:
-        algebra = checks.bundle(*arrays[:2], **build(*arrays[3:]))
+        algebra = bundle(*arrays[:2], **build(*arrays[3:]))
         output, found = transforms.run(driver, *arrays[:3], algebra, statistics, None)
         return output, jax.tree.leaves(found)
 
@@ -160,7 +161,7 @@ def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, An
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         compiled = jax.jit(forward if case.which == "forward" else gradient).lower(*placed).compile()
         seconds = time.perf_counter() - begin
-        algebra = checks.bundle(*shapes[:2], **build(*(jnp.ones(x.shape, x.dtype) for x in extras)))
+        algebra = bundle(*shapes[:2], **build(*(jnp.ones(x.shape, x.dtype) for x in extras)))
         moved = bytes_moved(driver, case.which, shapes, algebra)
     memory = compiled.memory_analysis()
     return {

@@ -20,12 +20,12 @@ from mha_kernels.algebra.operands import Tile, axes
 from mha_kernels.algebra.spec import STATISTICS, HeadStatistics, Origin
 from mha_kernels.api import attention, attention_weights, attention_with_statistics, dense, explain, head_gram
 from mha_kernels.blockwise import Blockwise
-from mha_kernels.choice import Plan
+from mha_kernels.dispatch import Plan
+from mha_kernels.jax_nn_api import dot_product_attention
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
 from mha_kernels.reference import Dense
 from mha_kernels.sharding import sharded
-from mha_kernels.swap import dot_product_attention
 
 __all__ = [
     "STATISTICS",

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 
-from mha_kernels import choice, gram, reference
+from mha_kernels import dispatch, gram, reference
 from mha_kernels.algebra.spec import HeadStatistics, Origin
-from mha_kernels.checks import bundle, check_arrays, statistic_names
+from mha_kernels.arguments import bundle, check_arrays, statistic_names
 
 HERE = Origin()
 
@@ -104,7 +104,7 @@ def attention_with_statistics(
     """
     query, key, value = check_arrays(query, key, value)
     algebra = bundle(query, key, **operands)
-    return choice.attend(implementation, query, key, value, algebra, statistic_names(statistics), precision)
+    return dispatch.attend(implementation, query, key, value, algebra, statistic_names(statistics), precision)
 
 
 def explain(
@@ -116,7 +116,7 @@ def explain(
     statistics: Any = (),
     precision: Any = None,
     **operands: Any,
-) -> choice.Plan:
+) -> dispatch.Plan:
     """Which implementation `attention` would run on these arguments, its tile sizes, and why each other one declines.
 
     Shapes and types suffice: arrays may be `jax.ShapeDtypeStruct` inside `jax.eval_shape`, or tracers. Raises as
@@ -125,7 +125,7 @@ def explain(
     del precision
     query, key, value = check_arrays(query, key, value)
     algebra = bundle(query, key, **operands)
-    return choice.plan(implementation, query, key, value, algebra, statistic_names(statistics))
+    return dispatch.plan(implementation, query, key, value, algebra, statistic_names(statistics))
 
 
 def attention_weights(query: Any, key: Any, **operands: Any) -> jax.Array:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_kernels import checks, pallas_gpu, transforms
+from mha_kernels import pallas_gpu, transforms
+from mha_kernels.arguments import bundle
 from mha_kernels.mosaic import plgpu
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
@@ -42,7 +43,7 @@ def no_races() -> bool:
 
 def attend(driver: Any, query: Any, key: Any, value: Any, statistics: Any = (), **arguments: Any) -> Any:
     """Output and statistics of arrays that have the type the driver wants."""
-    algebra = checks.bundle(query, key, **arguments)
+    algebra = bundle(query, key, **arguments)
     run = jax.jit(lambda *x: transforms.run(driver, *x, statistics, None))
     return run(query, key, value, algebra)
 

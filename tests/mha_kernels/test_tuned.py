@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import pytest
 
 import mha_kernels as mk
-from mha_kernels import autotune, checks, tpu_operands, tuned
+from mha_kernels import autotune, tpu_operands, tuned
+from mha_kernels.arguments import bundle
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
 from tests.mha_kernels.kernel_drivers import OLD, TPU
 
 HALF = jnp.zeros((1, 4000, 2, 64), jnp.bfloat16)
-NOTHING = checks.bundle(HALF, HALF)
+NOTHING = bundle(HALF, HALF)
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_broken_file_is_reported_and_not_used(folder: Path, caplog: Any, text:
 
 
 def test_the_rule_for_a_gpu_leaves_registers_for_sums_and_tables(folder: Path) -> None:
-    table = checks.bundle(HALF, HALF, bias=mk.T5Bias(jnp.zeros((2, 8))))
+    table = bundle(HALF, HALF, bias=mk.T5Bias(jnp.zeros((2, 8))))
     wide = jnp.zeros((1, 64, 2, 200), jnp.bfloat16)
     assert PallasGPU().settled(HALF, HALF, NOTHING) == PallasGPU(128, 64, 2)
     assert PallasGPU().settled(HALF, HALF, table) == PallasGPU(64, 64, 2)

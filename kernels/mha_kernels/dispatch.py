@@ -10,12 +10,12 @@ import jax
 from mha_kernels import reference, sharding
 from mha_kernels.algebra.spec import Algebra, HeadStatistics
 from mha_kernels.blockwise import Blockwise
+from mha_kernels.jax_nn import JaxNN
 from mha_kernels.native import Native
 from mha_kernels.native.library import is_built
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
 from mha_kernels.transforms import run
-from mha_kernels.xla import JaxNN
 
 log = logging.getLogger("mha_kernels")
 
