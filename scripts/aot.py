@@ -127,10 +127,10 @@ def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, An
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     import mha_kernels as mk
-    from mha_kernels import transforms
     from mha_kernels.arguments import bundle
     from mha_kernels.pallas_gpu import PallasGPU
     from mha_kernels.pallas_tpu import PallasTPU
+    from mha_kernels.tiled import transforms
 
     if case.chip == "h200":
         topology = topologies.get_topology_desc(platform="cuda", target_config=H200, topology="1x1x1")

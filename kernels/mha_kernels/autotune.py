@@ -21,11 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels import transforms, tuned
+from mha_kernels import tuned
 from mha_kernels.algebra.masks import CausalMask
 from mha_kernels.arguments import bundle
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.tiled import transforms
 
 CANDIDATES: dict[type, dict[str, tuple[int, ...]]] = {
     PallasGPU: {"key_tile": (64, 128, 192), "backward_tile": (32, 64, 128), "stages": (2, 3, 4)},

@@ -15,7 +15,7 @@ from mha_kernels.native import Native
 from mha_kernels.native.library import is_built
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
-from mha_kernels.transforms import run
+from mha_kernels.tiled.transforms import run
 
 log = logging.getLogger("mha_kernels")
 

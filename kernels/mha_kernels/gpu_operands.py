@@ -15,7 +15,7 @@ from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra, running, simplest
 from mha_kernels.kernel_tiles import Table, form
 from mha_kernels.registers import Made, Orientation, columns, full, is_value, rows, scalar
-from mha_kernels.sizes import Sizes
+from mha_kernels.tiled.sizes import Sizes
 
 
 class Operands:

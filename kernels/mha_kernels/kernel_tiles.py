@@ -13,7 +13,7 @@ from mha_kernels import reference
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.operands import Tile, lookup_by_select
 from mha_kernels.algebra.spec import Algebra, partition
-from mha_kernels.sizes import Sizes
+from mha_kernels.tiled.sizes import Sizes
 
 LONGEST_TABLE = 512  # entries; each costs a comparison and a select at every score
 

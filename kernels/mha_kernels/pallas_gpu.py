@@ -19,12 +19,12 @@ from mha_kernels import kernel_tiles, mosaic, pallas_gpu_backward, tuned
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra
-from mha_kernels.driver import Backward, in_32_bits
 from mha_kernels.gpu_operands import Operands, looked_up, width_of
 from mha_kernels.kernel_tiles import Visits, form, shaped
 from mha_kernels.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
 from mha_kernels.registers import full, is_value, rows
-from mha_kernels.sizes import Sizes, pad
+from mha_kernels.tiled.driver import Backward, in_32_bits
+from mha_kernels.tiled.sizes import Sizes, pad
 
 LONGEST_TABLE = 64
 WIDEST = 256

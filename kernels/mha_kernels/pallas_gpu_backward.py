@@ -24,11 +24,11 @@ from jax.experimental import pallas as pl
 
 from mha_kernels import kernel_tiles, mosaic
 from mha_kernels.blockwise import Blockwise
-from mha_kernels.driver import Backward
 from mha_kernels.gpu_operands import Operands, looked_up, width_of
 from mha_kernels.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
 from mha_kernels.registers import Made, full, rows
-from mha_kernels.sizes import pad
+from mha_kernels.tiled.driver import Backward
+from mha_kernels.tiled.sizes import pad
 
 # Which cotangent of a tile is multiplied with which array to give a gradient.
 FACTORS = {"query": ("product", "key"), "key": ("product", "query"), "value": ("weights", "cotangent")}

@@ -20,8 +20,8 @@ from mha_kernels import kernel_tiles, pallas_tpu_backward, tuned
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra
-from mha_kernels.driver import Backward, in_32_bits
-from mha_kernels.sizes import Sizes
+from mha_kernels.tiled.driver import Backward, in_32_bits
+from mha_kernels.tiled.sizes import Sizes
 from mha_kernels.tpu_operands import (
     LANES,
     VMEM,

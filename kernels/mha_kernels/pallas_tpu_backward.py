@@ -23,9 +23,9 @@ from mha_kernels import kernel_tiles
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra
-from mha_kernels.driver import Backward
 from mha_kernels.kernel_tiles import entry_gradient, is_table, tile_gradients
-from mha_kernels.sizes import Sizes, pad
+from mha_kernels.tiled.driver import Backward
+from mha_kernels.tiled.sizes import Sizes, pad
 from mha_kernels.tpu_operands import (
     LANES,
     Blocks,

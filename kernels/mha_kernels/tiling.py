@@ -15,8 +15,8 @@ from jax import lax
 from mha_kernels.algebra.masks import Mask
 from mha_kernels.algebra.operands import Tile, lookup_by_gather
 from mha_kernels.algebra.spec import Algebra, simplest
-from mha_kernels.sizes import Sizes, pad
-from mha_kernels.transforms import vary, varying_axes
+from mha_kernels.tiled.sizes import Sizes, pad
+from mha_kernels.tiled.transforms import vary, varying_axes
 
 Work = Callable[..., Any]
 

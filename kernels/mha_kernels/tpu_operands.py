@@ -18,7 +18,7 @@ from mha_kernels import kernel_tiles, tuned
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra, running, simplest
 from mha_kernels.kernel_tiles import Table, Visits, form
-from mha_kernels.sizes import Sizes
+from mha_kernels.tiled.sizes import Sizes
 
 LANES = 128
 # Bytes of vector memory of a core, by what the device calls itself (public figures); other chips decline.

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import mha_kernels as mk
-from mha_kernels import transforms
 from mha_kernels.arguments import bundle
 from mha_kernels.reference import Reference
+from mha_kernels.tiled import transforms
 
 
 class Problem(NamedTuple):

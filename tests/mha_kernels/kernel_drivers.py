@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_kernels import pallas_gpu, transforms
+from mha_kernels import pallas_gpu
 from mha_kernels.arguments import bundle
 from mha_kernels.mosaic import plgpu
 from mha_kernels.pallas_gpu import PallasGPU
 from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.tiled import transforms
 
 OLD = tuple(int(part) for part in jax.__version__.split(".")[:2]) < pallas_gpu.OLDEST
 TPU = PallasTPU(128, 128, interpret=True)

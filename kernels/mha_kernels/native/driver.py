@@ -14,12 +14,12 @@ import numpy as np
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.spec import Algebra, accumulation_dtype, partition
 from mha_kernels.blockwise import Blockwise
-from mha_kernels.driver import Backward
 from mha_kernels.native.library import reason_not_loaded
 from mha_kernels.native.operands import PANEL, declined, operands
-from mha_kernels.relative import by_distance
-from mha_kernels.sizes import Sizes
-from mha_kernels.transforms import spread, vary, varying_axes
+from mha_kernels.tiled.driver import Backward
+from mha_kernels.tiled.relative import by_distance
+from mha_kernels.tiled.sizes import Sizes
+from mha_kernels.tiled.transforms import spread, vary, varying_axes
 
 VECTOR = 16  # values are packed to a multiple of it, which every machine's vectors divide
 

@@ -9,8 +9,8 @@ import numpy as np
 from mha_kernels.algebra.biases import RelativeBias
 from mha_kernels.algebra.masks import CausalMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
 from mha_kernels.algebra.spec import Algebra
-from mha_kernels.relative import LineBias
-from mha_kernels.sizes import Sizes, pad
+from mha_kernels.tiled.relative import LineBias
+from mha_kernels.tiled.sizes import Sizes, pad
 
 PANEL = 64  # arrays along keys are padded to a multiple of it, which every machine's panels divide
 UNBOUNDED = np.iinfo(np.int32).min

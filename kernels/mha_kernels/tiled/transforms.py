@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.spec import Algebra, HeadStatistics, accumulation_dtype, sum_to_leaf
-from mha_kernels.driver import Backward, Driver
+from mha_kernels.tiled.driver import Backward, Driver
 
 
 class Static(NamedTuple):

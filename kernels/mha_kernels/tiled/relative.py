@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from mha_kernels.algebra.biases import Bias, RelativeBias, SumBias, is_steady
 from mha_kernels.algebra.operands import Tile, axes, lookup_by_gather
 from mha_kernels.algebra.spec import Algebra, Positions, partition
-from mha_kernels.sizes import Sizes
+from mha_kernels.tiled.sizes import Sizes
 
 
 class LineBias(Bias):
