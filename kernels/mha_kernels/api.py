@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 
-from mha_kernels import dispatch, gram, reference
+from mha_kernels import dispatch, reference
 from mha_kernels.algebra.spec import HeadStatistics, Origin
 from mha_kernels.arguments import bundle, check_arrays, statistic_names
+from mha_kernels.blockwise import gram
 
 HERE = Origin()
 

@@ -19,9 +19,9 @@ from jax import lax
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra, accumulation_dtype, partition
+from mha_kernels.blockwise.grid import Grid, Programs, choose, loop
 from mha_kernels.tiled.driver import Backward
 from mha_kernels.tiled.relative import by_distance
-from mha_kernels.tiling import Grid, Programs, choose, loop
 
 
 @dataclasses.dataclass(frozen=True)

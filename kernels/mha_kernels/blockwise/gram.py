@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra, accumulation_dtype
-from mha_kernels.blockwise import Blockwise, clean
+from mha_kernels.blockwise.driver import Blockwise, clean
+from mha_kernels.blockwise.grid import Programs, choose, loop
 from mha_kernels.tiled.transforms import run
-from mha_kernels.tiling import Programs, choose, loop
 
 TILE = 256
 
