@@ -128,8 +128,8 @@ def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, An
 
     import mha_kernels as mk
     from mha_kernels.arguments import bundle
-    from mha_kernels.pallas_gpu import PallasGPU
-    from mha_kernels.pallas_tpu import PallasTPU
+    from mha_kernels.pallas.gpu.forward import PallasGPU
+    from mha_kernels.pallas.tpu.forward import PallasTPU
     from mha_kernels.tiled import transforms
 
     if case.chip == "h200":
@@ -176,9 +176,9 @@ def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, An
 
 def bytes_moved(driver: Any, which: str, shapes: list[Any], algebra: Any) -> int:
     """What the walks bring and store, if no tile stays in a cache: kept rows once, other rows at every visit."""
-    from mha_kernels import kernel_tiles
-    from mha_kernels.mosaic import BLOCK
-    from mha_kernels.pallas_gpu import PallasGPU
+    from mha_kernels.pallas import kernel_tiles
+    from mha_kernels.pallas.gpu.forward import PallasGPU
+    from mha_kernels.pallas.gpu.mosaic import BLOCK
 
     query, key, value = shapes
     on_gpu = isinstance(driver, PallasGPU)

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_kernels import CausalMask, attention
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/exactness.md"
 WIDTH = 64

@@ -22,8 +22,8 @@ from mha_kernels.api import attention, attention_weights, attention_with_statist
 from mha_kernels.blockwise import Blockwise
 from mha_kernels.dispatch import Plan
 from mha_kernels.jax_nn_api import dot_product_attention
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from mha_kernels.reference import Dense
 from mha_kernels.sharding import sharded
 

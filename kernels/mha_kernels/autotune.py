@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from mha_kernels import tuned
 from mha_kernels.algebra.masks import CausalMask
 from mha_kernels.arguments import bundle
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from mha_kernels.tiled import transforms
 
 CANDIDATES: dict[type, dict[str, tuple[int, ...]]] = {

@@ -13,8 +13,8 @@ from mha_kernels.blockwise import Blockwise
 from mha_kernels.jax_nn import JaxNN
 from mha_kernels.native import Native
 from mha_kernels.native.library import is_built
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from mha_kernels.tiled.transforms import run
 
 log = logging.getLogger("mha_kernels")

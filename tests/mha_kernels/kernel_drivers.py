@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_kernels import pallas_gpu
 from mha_kernels.arguments import bundle
-from mha_kernels.mosaic import plgpu
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.gpu import forward as pallas_gpu
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.gpu.mosaic import plgpu
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from mha_kernels.tiled import transforms
 
 OLD = tuple(int(part) for part in jax.__version__.split(".")[:2]) < pallas_gpu.OLDEST

@@ -9,8 +9,8 @@ import pytest
 
 import mha_kernels as mk
 from mha_kernels.arguments import bundle
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from tests.mha_kernels import oracle
 from tests.mha_kernels.kernel_drivers import OLD, TPU, attend, drivers, even, gpu, typed_drivers
 from tests.mha_kernels.problems import normal

@@ -6,7 +6,7 @@ import pytest
 
 import mha_kernels as mk
 from mha_kernels.arguments import bundle
-from mha_kernels.pallas_gpu import PallasGPU
+from mha_kernels.pallas.gpu.forward import PallasGPU
 from mha_kernels.tiled import transforms
 from tests.mha_kernels.kernel_cases import CASES, errors, outcome, problem
 from tests.mha_kernels.kernel_drivers import OLD, gpu, no_races

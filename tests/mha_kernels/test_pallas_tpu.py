@@ -15,7 +15,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 import mha_kernels as mk
 from mha_kernels import tuned
 from mha_kernels.arguments import bundle
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from mha_kernels.tiled import transforms
 from tests.mha_kernels.kernel_cases import CASES, errors, outcome, problem
 

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import pytest
 
 import mha_kernels as mk
-from mha_kernels import autotune, tpu_operands, tuned
+from mha_kernels import autotune, tuned
 from mha_kernels.arguments import bundle
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu import operands as tpu_operands
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from tests.mha_kernels.kernel_drivers import OLD, TPU
 
 HALF = jnp.zeros((1, 4000, 2, 64), jnp.bfloat16)

@@ -14,10 +14,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mha_kernels import kernel_tiles, tuned
+from mha_kernels import tuned
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra, running, simplest
-from mha_kernels.kernel_tiles import Table, Visits, form
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.kernel_tiles import Table, Visits, form
 from mha_kernels.tiled.sizes import Sizes
 
 LANES = 128

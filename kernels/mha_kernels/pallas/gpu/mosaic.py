@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mha_kernels.registers import Orientation
+from mha_kernels.pallas.gpu.registers import Orientation
 
 plgpu: Any = None
 with contextlib.suppress(ImportError):  # a jaxlib without it: `PallasGPU.declines` says so

@@ -15,14 +15,17 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mha_kernels import kernel_tiles, mosaic, pallas_gpu_backward, tuned
+from mha_kernels import tuned
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra
-from mha_kernels.gpu_operands import Operands, looked_up, width_of
-from mha_kernels.kernel_tiles import Visits, form, shaped
-from mha_kernels.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
-from mha_kernels.registers import full, is_value, rows
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.gpu import backward as pallas_gpu_backward
+from mha_kernels.pallas.gpu import mosaic
+from mha_kernels.pallas.gpu.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
+from mha_kernels.pallas.gpu.operands import Operands, looked_up, width_of
+from mha_kernels.pallas.gpu.registers import full, is_value, rows
+from mha_kernels.pallas.kernel_tiles import Visits, form, shaped
 from mha_kernels.tiled.driver import Backward, in_32_bits
 from mha_kernels.tiled.sizes import Sizes, pad
 

@@ -22,11 +22,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mha_kernels import kernel_tiles, mosaic
 from mha_kernels.blockwise import Blockwise
-from mha_kernels.gpu_operands import Operands, looked_up, width_of
-from mha_kernels.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
-from mha_kernels.registers import Made, full, rows
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.gpu import mosaic
+from mha_kernels.pallas.gpu.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
+from mha_kernels.pallas.gpu.operands import Operands, looked_up, width_of
+from mha_kernels.pallas.gpu.registers import Made, full, rows
 from mha_kernels.tiled.driver import Backward
 from mha_kernels.tiled.sizes import pad
 

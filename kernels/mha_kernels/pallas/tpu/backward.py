@@ -19,14 +19,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mha_kernels import kernel_tiles
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra
-from mha_kernels.kernel_tiles import entry_gradient, is_table, tile_gradients
-from mha_kernels.tiled.driver import Backward
-from mha_kernels.tiled.sizes import Sizes, pad
-from mha_kernels.tpu_operands import (
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.kernel_tiles import entry_gradient, is_table, tile_gradients
+from mha_kernels.pallas.tpu.operands import (
     LANES,
     Blocks,
     Operands,
@@ -37,6 +35,8 @@ from mha_kernels.tpu_operands import (
     visited,
     widened,
 )
+from mha_kernels.tiled.driver import Backward
+from mha_kernels.tiled.sizes import Sizes, pad
 
 
 class Inputs(NamedTuple):

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mha_kernels import kernel_tiles, mosaic
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra, running, simplest
-from mha_kernels.kernel_tiles import Table, form
-from mha_kernels.registers import Made, Orientation, columns, full, is_value, rows, scalar
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.gpu import mosaic
+from mha_kernels.pallas.gpu.registers import Made, Orientation, columns, full, is_value, rows, scalar
+from mha_kernels.pallas.kernel_tiles import Table, form
 from mha_kernels.tiled.sizes import Sizes
 
 

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mha_kernels import kernel_tiles, pallas_tpu_backward, tuned
+from mha_kernels import tuned
 from mha_kernels.algebra import tile
 from mha_kernels.algebra.operands import Tile
 from mha_kernels.algebra.spec import Algebra
-from mha_kernels.tiled.driver import Backward, in_32_bits
-from mha_kernels.tiled.sizes import Sizes
-from mha_kernels.tpu_operands import (
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.tpu import backward as pallas_tpu_backward
+from mha_kernels.pallas.tpu.operands import (
     LANES,
     VMEM,
     Blocks,
@@ -34,6 +34,8 @@ from mha_kernels.tpu_operands import (
     vmem,
     widened,
 )
+from mha_kernels.tiled.driver import Backward, in_32_bits
+from mha_kernels.tiled.sizes import Sizes
 
 
 @dataclasses.dataclass(frozen=True)
