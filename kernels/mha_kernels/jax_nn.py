@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_kernels.algebra.masks import CausalMask, WindowMask
-from mha_kernels.algebra.spec import Algebra, HeadStatistics
-from mha_kernels.reference import whole
+from mha_kernels.algebra.spec import Algebra, HeadStatistics, whole
 
 
 @dataclasses.dataclass(frozen=True)

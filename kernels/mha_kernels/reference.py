@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from mha_kernels.algebra import tile
-from mha_kernels.algebra.operands import Tile, lookup_by_gather
-from mha_kernels.algebra.spec import Algebra, HeadStatistics, accumulation_dtype, running
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import Algebra, HeadStatistics, accumulation_dtype, running, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,15 +74,6 @@ class Dense:
         """Queries (B, Q, H, E) with those that may attend no key set to zero."""
         allowed = self.attendable
         return query if allowed is None else tile.keep_used(query.swapaxes(1, 2), allowed, axis=-1).swapaxes(1, 2)
-
-
-def whole(algebra: Algebra, length_q: int, length_k: int) -> Tile:
-    """The positions of all Q x K entries as one tile; batch and head broadcast as (B, H, 1, 1)."""
-    place = algebra.positions
-    query = place.query + jnp.arange(length_q, dtype=jnp.int32).reshape(1, 1, -1, 1)
-    key = place.key + jnp.arange(length_k, dtype=jnp.int32).reshape(1, 1, 1, -1)
-    spans = (place.query, place.query + length_q - 1), (place.key, place.key + length_k - 1)
-    return Tile(place.batch, place.head, query, key, *spans, lookup_by_gather)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from mha_kernels.algebra.biases import Bias, CornerBias
 from mha_kernels.algebra.dropout import Dropout
 from mha_kernels.algebra.masks import Mask
+from mha_kernels.algebra.operands import Tile, lookup_by_gather
 
 
 class Origin(NamedTuple):
@@ -54,6 +55,15 @@ class Algebra:
     sink: Any
     head_gate: Any
     dropout: Dropout | None
+
+
+def whole(algebra: Algebra, length_q: int, length_k: int) -> Tile:
+    """The positions of all Q x K entries as one tile; batch and head broadcast as (B, H, 1, 1)."""
+    place = algebra.positions
+    query = place.query + jnp.arange(length_q, dtype=jnp.int32).reshape(1, 1, -1, 1)
+    key = place.key + jnp.arange(length_k, dtype=jnp.int32).reshape(1, 1, 1, -1)
+    spans = (place.query, place.query + length_q - 1), (place.key, place.key + length_k - 1)
+    return Tile(place.batch, place.head, query, key, *spans, lookup_by_gather)
 
 
 def partition(algebra: Algebra, wanted: tuple[bool, ...]) -> tuple[list, Callable[[Any], Algebra]]:

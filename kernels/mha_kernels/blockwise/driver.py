@@ -26,7 +26,7 @@ from mha_kernels.tiled.relative import by_distance
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise:
-    """Tile sizes of the blockwise implementation; None takes the rule of `tiling.choose`.
+    """Tile sizes of the blockwise implementation; None takes the rule of `grid.choose`.
 
     Raises:
         ValueError: a tile size is not a positive integer.
@@ -45,14 +45,14 @@ class Blockwise:
         return None
 
     def tiles(self, query: Any, key: Any, algebra: Algebra) -> dict[str, int]:
-        """The sizes that `tiling.choose` settles on."""
+        """The sizes that `grid.choose` settles on."""
         grid = choose(self, query, key, algebra.mask)
         return {"query_tile": grid.query_tile, "key_tile": grid.key_tile, "programs": grid.programs}
 
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
         grid = choose(self, query, key, algebra.mask)
         dtype = accumulation_dtype(query, key, value)
         arrays = _by_head(grid, query, key, value)
@@ -71,7 +71,7 @@ class Blockwise:
         return grid.unfold(output, grid.length_q).swapaxes(1, 2), rows
 
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
         query, key, value, algebra, wanted = task.query, task.key, task.value, task.algebra, task.wanted
         grid = choose(self, query, key, algebra.mask)
         dtype = accumulation_dtype(query, key, value)

@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
 
 
 def backward(driver: Any, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-    """See `driver.Driver`."""
+    """See `tiled.driver.Driver`."""
     leaves = jax.tree.leaves(task.algebra)
     chosen = {n: kernel_tiles.form(leaves[n]) for n in task.on_tiles()}
     if "full" in chosen.values():

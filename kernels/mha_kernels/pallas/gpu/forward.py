@@ -119,7 +119,7 @@ class PallasGPU:
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `driver.Driver`. Products of 16-bit numbers are exact in float32: `precision` has nothing to
+        """See `tiled.driver.Driver`. Products of 16-bit numbers are exact in float32: `precision` has nothing to
         choose.
         """
         sizes, width = self.sizes(query, key, value, algebra), width_of(query, value)
@@ -142,7 +142,7 @@ class PallasGPU:
 
     @in_32_bits
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
         return pallas_gpu_backward.backward(self, task)
 
 

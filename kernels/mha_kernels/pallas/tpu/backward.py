@@ -54,7 +54,7 @@ class Inputs(NamedTuple):
 
 
 def backward(driver: Any, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-    """See `driver.Driver`."""
+    """See `tiled.driver.Driver`."""
     sizes = driver.sizes(task.query, task.key)
     wide = task._replace(**widened({name: getattr(task, name) for name in ("query", "key", "value", "algebra")}))
     algebra = sizes.pad_algebra(wide.algebra)

@@ -91,7 +91,7 @@ class PallasTPU:
     def forward(
         self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
         sizes, dtype = self.sizes(query, key), query.dtype
         length_q, length_k = sizes.padded
         query, key, value, algebra = widened((query, key, value, algebra))
@@ -135,7 +135,7 @@ class PallasTPU:
 
     @in_32_bits
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
         return pallas_tpu_backward.backward(self, task)
 
 
