@@ -37,25 +37,26 @@ def attention(
         o = head_gate[b, h] * sum_j dropout(p_j) v_j
 
     Args:
-        query: (B, Q, H, E). key: (B, K, G, E). value: (B, K, G, V). H is a multiple of G; query head h uses key/value
-        head
-            h // (H / G). float16, bfloat16, float32 or float64; scores, softmax and sums are at least float32.
+        query: (B, Q, H, E), float16, bfloat16, float32 or float64; scores, softmax and sums are at least float32.
+        key: (B, K, G, E). H is a multiple of G; query head h uses key/value head h // (H / G).
+        value: (B, K, G, V).
         mask: a `Mask`, or a boolean array, True = may attend, of rank 2 (Q, K) or 4 (B|1, H|1, Q|1, K|1).
         bias: a `Bias`, or a float array of rank 2 or 4 as for mask; -inf forbids a key.
-        scale, softcap: numbers or scalars. softcap is positive.
+        scale: a number or scalar.
+        softcap: a positive number or scalar; None for no cap.
         sink: (H,) logits that join the softmax, neither scaled, capped nor biased.
         head_gate: (H,) or (B, H). A head whose gate is zero does no work, forward or backward; the gradient with
-        respect to
-            that zero is zero by definition, since the head did not run.
+            respect to that zero is zero by definition, since the head did not run.
         dropout: `Dropout(rate, key)`, applied to the normalised probabilities.
         origin: where these arrays lie in a larger whole; see `Origin`.
         precision: of the matrix products, as in `jax.lax.dot_general`.
-        implementation: "auto", "reference", "blockwise", "pallas_tpu", "pallas_gpu", "xla", "cudnn", or an object with
-            tile sizes, e.g. `Blockwise(query_tile=512, key_tile=256)`. "reference" has every transform; the others have
-            grad, vmap, and ("blockwise") jvp of grad.
+        implementation: "auto", "reference", "blockwise", "native", "pallas_tpu", "pallas_gpu", "xla", "cudnn", or an
+            object with tile sizes, e.g. `Blockwise(query_tile=512, key_tile=256)`. "reference" has every transform;
+            the others have grad, vmap, and ("blockwise") jvp of grad.
 
-    A query that no key allows gives zeros and passes no gradient. What lies at keys that no query may attend, NaN
-    included, reaches no output and no gradient.
+    Returns:
+        (B, Q, H, V), of the dtype of `query`. A query that no key allows gives zeros and passes no gradient. What lies
+        at keys that no query may attend, NaN included, reaches no output and no gradient.
 
     Raises:
         ValueError: a shape, size, value or name does not fit, or the named implementation cannot do the job (and why).

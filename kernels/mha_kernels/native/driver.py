@@ -50,7 +50,7 @@ class Native:
         return _with_jvp_of(by_blockwise, natively)(query, key, value, algebra)
 
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """See `tiled.driver.Driver`. Trained operands on tiles that are no biases, e.g. a scale, are left to blockwise."""
+        """See `tiled.driver.Driver`. Trained operands on tiles beside biases, as a scale, are left to blockwise."""
         leaves, of_bias = jax.tree.leaves(task.algebra), jax.tree.leaves(task.algebra.bias)
         if any(all(leaves[n] is not leaf for leaf in of_bias) for n in task.on_tiles()):
             return Blockwise().backward(task)
