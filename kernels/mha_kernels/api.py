@@ -6,7 +6,7 @@ import jax
 
 from mha_kernels import dispatch, reference
 from mha_kernels.algebra.spec import HeadStatistics, Origin
-from mha_kernels.arguments import bundle, check_arrays, statistic_names
+from mha_kernels.arguments import build_spec, check_arrays, statistic_names
 from mha_kernels.blockwise import gram
 
 HERE = Origin()
@@ -105,7 +105,7 @@ def attention_with_statistics(
         ValueError, TypeError: as `attention`; ValueError for an unknown statistic.
     """
     query, key, value = check_arrays(query, key, value)
-    algebra = bundle(query, key, **operands)
+    algebra = build_spec(query, key, **operands)
     return dispatch.attend(implementation, query, key, value, algebra, statistic_names(statistics), precision)
 
 
@@ -126,7 +126,7 @@ def explain(
     """
     del precision
     query, key, value = check_arrays(query, key, value)
-    algebra = bundle(query, key, **operands)
+    algebra = build_spec(query, key, **operands)
     return dispatch.plan(implementation, query, key, value, algebra, statistic_names(statistics))
 
 
@@ -160,7 +160,7 @@ def head_gram(query: Any, key: Any, **operands: Any) -> jax.Array:
     sum.
     """
     query, key = check_arrays(query, key)
-    return gram.gram(query, key, bundle(query, key, **_scoring("head_gram", operands)))
+    return gram.gram(query, key, build_spec(query, key, **_scoring("head_gram", operands)))
 
 
 def dense(query: Any, key: Any, **operands: Any) -> reference.Dense:
@@ -177,7 +177,7 @@ def dense(query: Any, key: Any, **operands: Any) -> reference.Dense:
 
 def _dense(query: jax.Array, key: jax.Array, **operands: Any) -> reference.Dense:
     (batch, length_q, heads, _), length_k = query.shape, key.shape[1]
-    return reference.Dense(bundle(query, key, **operands), (batch, heads, length_q, length_k))
+    return reference.Dense(build_spec(query, key, **operands), (batch, heads, length_q, length_k))
 
 
 def _scoring(name: str, operands: dict[str, Any]) -> dict[str, Any]:

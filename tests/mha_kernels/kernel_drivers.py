@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_kernels.arguments import bundle
+from mha_kernels.arguments import build_spec
 from mha_kernels.pallas.gpu import forward as pallas_gpu
 from mha_kernels.pallas.gpu.forward import PallasGPU
 from mha_kernels.pallas.gpu.mosaic import plgpu
@@ -44,7 +44,7 @@ def no_races() -> bool:
 
 def attend(driver: Any, query: Any, key: Any, value: Any, statistics: Any = (), **arguments: Any) -> Any:
     """Output and statistics of arrays that have the type the driver wants."""
-    algebra = bundle(query, key, **arguments)
+    algebra = build_spec(query, key, **arguments)
     run = jax.jit(lambda *x: transforms.run(driver, *x, statistics, None))
     return run(query, key, value, algebra)
 

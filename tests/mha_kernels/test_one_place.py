@@ -25,8 +25,8 @@ CALLS = {
 READS = {"scale", "softcap", "allowed", "keep", "tile"}
 # Indices of tiles are compared, primitives are spelled out for a compiler that lacks them; neither sees a score.
 ALLOWED = {
-    ("pallas/kernel_tiles", "visits", "maximum"),
-    ("pallas/kernel_tiles", "visits", "max"),
+    ("pallas/kernel_tiles", "schedule_tiles", "maximum"),
+    ("pallas/kernel_tiles", "schedule_tiles", "max"),
     ("pallas/tpu/operands", "visited", "maximum"),
     ("blockwise/grid", "_range", "max"),
     ("pallas/gpu/registers", "", "exp"),
