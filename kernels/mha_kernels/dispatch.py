@@ -52,7 +52,12 @@ class Plan:
 
 
 def choose(
-    implementation: Any, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...]
+    implementation: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    algebra: AttentionSpec,
+    statistics: tuple[str, ...],
 ) -> tuple[Any, dict[str, str]]:
     """The implementation to run, and the reason of each that was tried before it.
 
@@ -97,9 +102,9 @@ def _say(name: str, declined: tuple[tuple[str, str], ...]) -> None:
 
 def attend(
     implementation: Any,
-    query: Any,
-    key: Any,
-    value: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
     algebra: AttentionSpec,
     statistics: tuple[str, ...],
     precision: Any,
@@ -109,7 +114,7 @@ def attend(
     if isinstance(chosen, JaxNN):  # it reads scale and window as Python numbers
         return chosen.attend(query, key, value, algebra, statistics, precision)
 
-    def work(query: Any, key: Any, value: Any, algebra: AttentionSpec) -> Any:
+    def work(query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec) -> Any:
         return _compiled(chosen, query, key, value, algebra, statistics, precision)
 
     spread = sharding.active()
@@ -120,7 +125,13 @@ def attend(
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def _compiled(
-    chosen: Any, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...], precision: Any
+    chosen: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    algebra: AttentionSpec,
+    statistics: tuple[str, ...],
+    precision: Any,
 ) -> tuple[jax.Array, HeadStatistics]:
     """Under `jit`, so that a call outside one compiles once, and equal layers inside one are traced once."""
     if isinstance(chosen, reference.Reference):
@@ -129,7 +140,12 @@ def _compiled(
 
 
 def plan(
-    implementation: Any, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...]
+    implementation: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    algebra: AttentionSpec,
+    statistics: tuple[str, ...],
 ) -> Plan:
     """See `api.explain`."""
     chosen, _ = choose(implementation, query, key, value, algebra, statistics)

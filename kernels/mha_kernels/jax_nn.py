@@ -22,7 +22,7 @@ class JaxNN:
     name: str
 
     def unsupported_reason(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...]
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
     ) -> str | None:
         """Why jax.nn cannot do the job as the algebra defines it; None where it can."""
         for absent, what in (
@@ -49,7 +49,7 @@ class JaxNN:
         return reason or (self._cudnn_unsupported_reason(query, algebra) if self.name == "cudnn" else None)
 
     @staticmethod
-    def _cudnn_unsupported_reason(query: Any, algebra: AttentionSpec) -> str | None:
+    def _cudnn_unsupported_reason(query: jax.Array, algebra: AttentionSpec) -> str | None:
         if jax.default_backend() != "gpu":
             return f"cuDNN needs an NVIDIA GPU; the default backend is {jax.default_backend()}"
         if query.dtype not in (jnp.float16, jnp.bfloat16):
@@ -63,7 +63,13 @@ class JaxNN:
         return None
 
     def attend(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, HeadStatistics]:
         """Output (B, Q, H, V) and no statistics."""
         (_, length_q, _, _), (_, length_k, _, _) = query.shape, key.shape
@@ -86,9 +92,9 @@ class JaxNN:
         return output, HeadStatistics()
 
 
-def _mask_unsupported_reason(query: Any, key: Any, algebra: AttentionSpec) -> str | None:
+def _mask_unsupported_reason(query: jax.Array, key: jax.Array, algebra: AttentionSpec) -> str | None:
     """jax.nn attends evenly where a query has no key: only masks that cannot leave one are its own."""
-    known = (*algebra.positions[2:], algebra.scale)
+    known: tuple[Any, ...] = (*algebra.positions[2:], algebra.scale)
     mask = algebra.mask
     if isinstance(mask, CausalMask | WindowMask):
         known += tuple(leaf for leaf in jax.tree.leaves(mask))

@@ -85,13 +85,19 @@ class Reference:
     """The implementation named "reference"."""
 
     def unsupported_reason(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...]
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
     ) -> str | None:
         """It can do everything."""
         return None
 
     def attend(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, HeadStatistics]:
         """Output (B, Q, H, V) in the query's type, and the requested statistics (B, H, Q)."""
         (batch, length_q, heads, _), (_, length_k, groups, width) = query.shape, value.shape

@@ -79,7 +79,7 @@ def zero_unattended_rows(rows: jax.Array, allowed: Any, axis: int) -> jax.Array:
 def attended_rows(at: Tile, algebra: AttentionSpec, shape: tuple[int, ...]) -> tuple[Any, Any]:
     """(queries (..., Qt, 1), keys (..., Kt, 1)): which rows of a tile of that shape take part in an allowed pair.
 
-    What `zero_unattended_rows` does, without a pass over the tile where the mask alone decides and knows. None where all do.
+    What `zero_unattended_rows` does, without a pass over the tile where the mask alone knows; None where all do.
     """
     allowed = tile_allowed(at, algebra)
     if allowed is None:

@@ -41,18 +41,24 @@ class Blockwise:
                 raise ValueError(f"Blockwise {name} is {size!r}; expected a positive integer or None")
 
     def unsupported_reason(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...]
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
     ) -> str | None:
         """It can do everything."""
         return None
 
-    def tiles(self, query: Any, key: Any, algebra: AttentionSpec) -> dict[str, int]:
+    def tiles(self, query: jax.Array, key: jax.Array, algebra: AttentionSpec) -> dict[str, int]:
         """The sizes that `grid.choose` settles on."""
         grid = choose(self, query, key, algebra.mask)
         return {"query_tile": grid.query_tile, "key_tile": grid.key_tile, "programs": grid.programs}
 
     def forward(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """See `tiled.driver.Driver`."""
         grid = choose(self, query, key, algebra.mask)
@@ -106,7 +112,7 @@ class Blockwise:
         return dq, dk, dv, pull_back([new.astype(leaf.dtype) for new, leaf in zip(cut, leaves, strict=True)])
 
 
-def _by_head(grid: Grid, query: Any, key: Any, value: Any) -> tuple[jax.Array, ...]:
+def _by_head(grid: Grid, query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, ...]:
     """Arrays (B, L, n, ...) as (B n, padded length, ...)."""
     lengths = (grid.padded[0], grid.padded[1], grid.padded[1])
     return tuple(grid.fold(x.swapaxes(1, 2), n) for x, n in zip((query, key, value), lengths, strict=True))
@@ -117,7 +123,7 @@ def _forward_block(
     programs: Programs,
     arrays: Any,
     algebra: AttentionSpec,
-    statistics: Any,
+    statistics: tuple[str, ...],
     dtype: Any,
     precision: Any,
     results: Any,
@@ -148,7 +154,7 @@ def _forward_block(
 
 
 def _forward_tile(
-    query: Any, key: Any, value: Any, at: Tile, algebra: AttentionSpec, precision: Any, carry: Any
+    query: jax.Array, key: jax.Array, value: jax.Array, at: Tile, algebra: AttentionSpec, precision: Any, carry: Any
 ) -> tuple[tile.Softmax, jax.Array]:
     """A tile of keys taken into the running softmax and the sum of values."""
     state, acc = carry
@@ -217,9 +223,9 @@ def _backward_block(
 
 def _backward_tile(
     grid: Grid,
-    query: Any,
-    key: Any,
-    value: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
     row: Any,
     at: Tile,
     part: AttentionSpec,

@@ -16,7 +16,7 @@ TILE = 256
 
 
 @jax.jit
-def gram(query: Any, key: Any, algebra: AttentionSpec) -> jax.Array:
+def gram(query: jax.Array, key: jax.Array, algebra: AttentionSpec) -> jax.Array:
     """sum_ij p_a(i, j) p_b(i, j), (B, H, H), by two passes over tiles: log-sum-exp first, then the products."""
     dtype = accumulation_dtype(query, key)
     _, statistics = run(Blockwise(), query, key, jnp.zeros_like(key[..., :1]), algebra, ("lse",), None)

@@ -134,7 +134,7 @@ class Grid(Sizes):
     def mark_varying(self, array: jax.Array) -> jax.Array:
         return mark_varying(array, self.axes)
 
-    def full(self, shape: tuple[int, ...], value: Any, dtype: Any) -> jax.Array:
+    def full(self, shape: tuple[int, ...], value: float, dtype: Any) -> jax.Array:
         return self.mark_varying(jnp.full(shape, value, dtype))
 
     def fold(self, array: jax.Array, length: int, fill: float = 0) -> jax.Array:

@@ -29,7 +29,7 @@ class Native:
     """The native implementation. Its tiles are constants of attention.cc."""
 
     def unsupported_reason(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...]
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
     ) -> str | None:
         """It runs on CPUs, in float32, and knows no softcap, dropout, dense masks or biases, or those of a user's."""
         if jax.default_backend() != "cpu":
@@ -39,14 +39,20 @@ class Native:
         return declined(algebra) or reason_not_loaded()
 
     def forward(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """See `tiled.driver.Driver`."""
 
-        def by_blockwise(query: Any, key: Any, value: Any, algebra: AttentionSpec) -> Any:
+        def by_blockwise(query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec) -> Any:
             return Blockwise().forward(query, key, value, algebra, statistics, precision)
 
-        def natively(query: Any, key: Any, value: Any, algebra: AttentionSpec) -> Any:
+        def natively(query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec) -> Any:
             return _forward(query, key, value, algebra, statistics)
 
         return _with_jvp_of(by_blockwise, natively)(query, key, value, algebra)
@@ -76,7 +82,7 @@ def _with_jvp_of(differentiable: Callable[..., Any], function: Callable[..., Any
     return result
 
 
-def _sizes(query: Any, key: Any) -> Sizes:
+def _sizes(query: jax.Array, key: jax.Array) -> Sizes:
     (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
     return Sizes(batch, heads, groups, length_q, length_k, length_q, PANEL)
 
@@ -104,7 +110,9 @@ def _floats(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def _forward(query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...]) -> Any:
+def _forward(
+    query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
+) -> Any:
     sizes, width, value_width = _sizes(query, key), query.shape[-1], value.shape[-1]
     batch, heads, groups, length_q = sizes.batch, sizes.heads, sizes.groups, sizes.length_q
     algebra = _for_each_example(algebra, batch)

@@ -51,7 +51,13 @@ class Driver(Protocol):
     """
 
     def forward(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Output (B, Q, H, V) in the query's type; rows (B, H, Q, 1) of "lse" and of the requested statistics."""
         ...

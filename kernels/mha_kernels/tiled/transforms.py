@@ -48,9 +48,9 @@ class Static(NamedTuple):
 
 def run(
     driver: Driver,
-    query: Any,
-    key: Any,
-    value: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
     algebra: AttentionSpec,
     statistics: tuple[str, ...],
     precision: Any,
@@ -65,7 +65,7 @@ def run(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(static: Static, query: Any, key: Any, value: Any, floats: tuple, others: tuple) -> Any:
+def _attend(static: Static, query: jax.Array, key: jax.Array, value: jax.Array, floats: tuple, others: tuple) -> Any:
     output, rows = _forward(static, query, key, value, floats, others)
     return output, {name: rows[name] for name in static.statistics}
 
@@ -110,7 +110,7 @@ def _forward(static: Static, *arrays: Any) -> Any:
     """The forward pass, with a mapped axis folded into B."""
 
     @jax.custom_batching.custom_vmap
-    def mapped(query: Any, key: Any, value: Any, floats: tuple, others: tuple) -> Any:
+    def mapped(query: jax.Array, key: jax.Array, value: jax.Array, floats: tuple, others: tuple) -> Any:
         return static.driver.forward(
             query, key, value, static.algebra(floats, others), static.statistics, static.precision
         )

@@ -81,7 +81,7 @@ class PallasGPU:
         return dataclasses.replace(self, **given) if crowded else tuned.settle(self, rule, query)
 
     def unsupported_reason(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...]
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
     ) -> str | None:
         """Why these kernels cannot do the job; None where they can."""
         reason = _environment(self.interpret)
@@ -107,19 +107,25 @@ class PallasGPU:
             )
         return kernel_tiles.unsupported(algebra)
 
-    def sizes(self, query: Any, key: Any, value: Any, algebra: AttentionSpec) -> Sizes:
+    def sizes(self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec) -> Sizes:
         (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
         settled: Any = self.settled(query, value, algebra)
         return Sizes(batch, heads, groups, length_q, length_k, BLOCK, settled.key_tile)
 
-    def tiles(self, query: Any, key: Any, algebra: AttentionSpec) -> dict[str, int]:
+    def tiles(self, query: jax.Array, key: jax.Array, algebra: AttentionSpec) -> dict[str, int]:
         """The tile sizes it would take for these arrays."""
         sizes = self.sizes(query, key, query, algebra)
         return {"query_tile": sizes.query_tile, "key_tile": sizes.key_tile}
 
     @in_32_bits
     def forward(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """See `tiled.driver.Driver`. Products of 16-bit numbers are exact in float32: `precision` has nothing to
         choose.

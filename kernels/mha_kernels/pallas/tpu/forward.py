@@ -65,7 +65,7 @@ class PallasTPU:
         return tuned.settle(self, {"query_tile": size, "key_tile": size}, query)
 
     def unsupported_reason(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...]
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
     ) -> str | None:
         """Why these kernels cannot do the job; None where they can."""
         if not self.interpret and jax.default_backend() != "tpu":
@@ -84,14 +84,20 @@ class PallasTPU:
         key_tile = min(settled.key_tile, -(-length_k // LANES) * LANES)
         return Sizes(batch, heads, groups, length_q, length_k, query_tile, key_tile)
 
-    def tiles(self, query: Any, key: Any, algebra: AttentionSpec) -> dict[str, int]:
+    def tiles(self, query: jax.Array, key: jax.Array, algebra: AttentionSpec) -> dict[str, int]:
         """The tile sizes it would take for these arrays."""
         sizes = self.sizes(query, key)
         return {"query_tile": sizes.query_tile, "key_tile": sizes.key_tile}
 
     @in_32_bits
     def forward(
-        self, query: Any, key: Any, value: Any, algebra: AttentionSpec, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """See `tiled.driver.Driver`."""
         sizes, dtype = self.sizes(query, key), query.dtype
