@@ -127,9 +127,10 @@ def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, An
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     import mha_kernels as mk
-    from mha_kernels import checks, transforms
-    from mha_kernels.pallas_gpu import PallasGPU
-    from mha_kernels.pallas_tpu import PallasTPU
+    from mha_kernels.arguments import build_spec
+    from mha_kernels.pallas.gpu.forward import PallasGPU
+    from mha_kernels.pallas.tpu.forward import PallasTPU
+    from mha_kernels.tiled import transforms
 
     if case.chip == "h200":
         topology = topologies.get_topology_desc(platform="cuda", target_config=H200, topology="1x1x1")
@@ -140,7 +141,7 @@ def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, An
     statistics = mk.STATISTICS if case.name == "statistics" else ()
 
     def forward(*arrays: Any) -> Any:
-        algebra = checks.bundle(*arrays[:2], **build(*arrays[3:]))
+        algebra = build_spec(*arrays[:2], **build(*arrays[3:]))
         output, found = transforms.run(driver, *arrays[:3], algebra, statistics, None)
         return output, jax.tree.leaves(found)
 
@@ -160,7 +161,7 @@ def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, An
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         compiled = jax.jit(forward if case.which == "forward" else gradient).lower(*placed).compile()
         seconds = time.perf_counter() - begin
-        algebra = checks.bundle(*shapes[:2], **build(*(jnp.ones(x.shape, x.dtype) for x in extras)))
+        algebra = build_spec(*shapes[:2], **build(*(jnp.ones(x.shape, x.dtype) for x in extras)))
         moved = bytes_moved(driver, case.which, shapes, algebra)
     memory = compiled.memory_analysis()
     return {
@@ -175,9 +176,9 @@ def compile_case(case: Case, length: int, sizes: dict[str, int]) -> dict[str, An
 
 def bytes_moved(driver: Any, which: str, shapes: list[Any], algebra: Any) -> int:
     """What the walks bring and store, if no tile stays in a cache: kept rows once, other rows at every visit."""
-    from mha_kernels import kernel_tiles
-    from mha_kernels.mosaic import BLOCK
-    from mha_kernels.pallas_gpu import PallasGPU
+    from mha_kernels.pallas import kernel_tiles
+    from mha_kernels.pallas.gpu.forward import PallasGPU
+    from mha_kernels.pallas.gpu.mosaic import BLOCK
 
     query, key, value = shapes
     on_gpu = isinstance(driver, PallasGPU)
@@ -185,7 +186,7 @@ def bytes_moved(driver: Any, which: str, shapes: list[Any], algebra: Any) -> int
     width = (query.shape[-1] + value.shape[-1]) * query.dtype.itemsize
 
     def walk(sizes: Any, keys: bool) -> int:
-        visits = int(kernel_tiles.visits(sizes.pad_algebra(algebra), sizes, keys).steps.sum())
+        visits = int(kernel_tiles.schedule_tiles(sizes.pad_algebra(algebra), sizes, keys).steps.sum())
         kept = sizes.padded[0 if keys else 1] * sizes.batch * sizes.heads
         return (2 * kept + visits * (sizes.key_tile if keys else sizes.query_tile)) * width
 

@@ -9,8 +9,8 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from tests.mha_kernels.kernel_cases import CASES, errors, outcome, problem
 
 LARGEST = 3e-2  # relative to the largest entry: products of bfloat16 factors

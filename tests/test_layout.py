@@ -34,6 +34,25 @@ MAY_IMPORT = {
     },
     "mha_research.sweeps": MADE | {"mha_research.analysis", "mha_research.run_dir", "mha_research.training"},
 }
+# What a room of mha_kernels (a folder or a file) may import from its others.
+ROOMS = {
+    "algebra": set(),
+    "tuned": set(),
+    "reference": {"algebra"},
+    "jax_nn": {"algebra"},
+    "sharding": {"algebra"},
+    "arguments": {"algebra"},
+    "tiled": {"algebra"},
+    "blockwise": {"tiled", "algebra"},
+    "native": {"blockwise", "tiled", "algebra"},
+    # The dense form of masks, to clear the rows that nobody attends; blockwise, for gradients that fit no kernel.
+    "pallas": {"tiled", "algebra", "reference", "blockwise", "tuned"},
+    "autotune": {"algebra", "arguments", "tiled", "pallas", "tuned"},
+    "dispatch": {"algebra", "reference", "jax_nn", "tiled", "blockwise", "native", "pallas", "sharding"},
+    "api": {"algebra", "reference", "blockwise", "arguments", "dispatch"},
+    "jax_nn_api": {"algebra", "arguments", "api"},
+}
+MOST_FILES = 14  # of code in a folder
 OURS = ("mha_kernels", "mha_research", "experiments", "configs", "tests")
 
 
@@ -83,7 +102,7 @@ def dotted(path: Path) -> str:
         ("from ..training import step", "mha_research.models.decoder", {"mha_research.training"}),
         ("def f():\n    from experiments import train", "mha_research.training.loop", {"experiments"}),
         ("from .alibi import Alibi\nimport mha_kernels", "mha_research.attention.rotary", set()),
-        ("import numpy as np", "mha_kernels.masks", set()),
+        ("import numpy as np", "mha_kernels.algebra.masks", set()),
     ],
 )
 def test_forbidden_imports_are_seen(source: str, module: str, expected: set[str]) -> None:
@@ -99,8 +118,32 @@ def test_dependencies_point_one_way() -> None:
     assert not wrong
 
 
-def test_the_listed_dependencies_have_an_order() -> None:
-    TopologicalSorter(MAY_IMPORT).prepare()  # raises CycleError
+def room(module: str) -> str:
+    """The room of mha_kernels that a module lies in: `mha_kernels.algebra.masks` is in `algebra`."""
+    return module.split(".")[1]
+
+
+def test_rooms_of_the_kernels_import_what_they_may() -> None:
+    root = ROOT / "kernels/mha_kernels"
+    wrong = set()
+    for path in sources("kernels/mha_kernels"):
+        if path == root / "__init__.py":
+            continue
+        home = room(dotted(path))
+        names = {name for name in imported_modules(path.read_text(), dotted(path)) if name.startswith("mha_kernels.")}
+        wrong |= {(dotted(path), other) for other in map(room, names) if other not in {home, *ROOMS[home]}}
+    assert not wrong
+
+
+def test_no_folder_has_more_files_than_a_reader_can_hold() -> None:
+    folders = {path.parent for path in sources("kernels/mha_kernels", "mha_research")}
+    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize("table", [MAY_IMPORT, ROOMS], ids=["layers", "rooms"])
+def test_the_listed_dependencies_have_an_order(table: dict[str, set[str]]) -> None:
+    TopologicalSorter(table).prepare()  # raises CycleError
 
 
 def test_every_layer_is_listed() -> None:

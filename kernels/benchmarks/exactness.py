@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_kernels import CausalMask, attention
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/exactness.md"
 WIDTH = 64
@@ -64,9 +64,9 @@ def truth(q: np.ndarray, k: np.ndarray, v: np.ndarray, of_output: np.ndarray, ro
         p /= p.sum(-1, keepdims=True)
         output[part] = p @ v[:stop]
         of_p = of_output[part] @ v[:stop].T
-        of_scores = scale * p * (of_p - (p * of_p).sum(-1, keepdims=True))
-        of_q[part] = of_scores @ k[:stop]
-        of_k[:stop] += of_scores.T @ q[part]
+        ds = scale * p * (of_p - (p * of_p).sum(-1, keepdims=True))
+        of_q[part] = ds @ k[:stop]
+        of_k[:stop] += ds.T @ q[part]
         of_v[:stop] += p.T @ of_output[part]
     return [output, of_q, of_k, of_v]
 

@@ -3,9 +3,7 @@
 Arrays are laid out as in `jax.nn.dot_product_attention`: query (B, Q, H, E), key (B, K, G, E), value (B, K, G, V).
 """
 
-from mha_kernels.algebra import STATISTICS, HeadStatistics, Origin
-from mha_kernels.api import attention, attention_weights, attention_with_statistics, dense, explain, head_gram
-from mha_kernels.biases import (
+from mha_kernels.algebra.biases import (
     AlibiBias,
     Bias,
     ClippedBias,
@@ -16,16 +14,18 @@ from mha_kernels.biases import (
     alibi_slopes,
     t5_bucket,
 )
+from mha_kernels.algebra.dropout import Dropout
+from mha_kernels.algebra.masks import CausalMask, DenseMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
+from mha_kernels.algebra.operands import Tile, axes
+from mha_kernels.algebra.spec import STATISTICS, HeadStatistics, Origin
+from mha_kernels.api import attention, attention_weights, attention_with_statistics, dense, explain, head_gram
 from mha_kernels.blockwise import Blockwise
-from mha_kernels.choice import Plan
-from mha_kernels.dropout import Dropout
-from mha_kernels.masks import CausalMask, DenseMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
-from mha_kernels.operands import Tile, axes
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.dispatch import Plan
+from mha_kernels.jax_nn_api import dot_product_attention
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from mha_kernels.reference import Dense
 from mha_kernels.sharding import sharded
-from mha_kernels.swap import dot_product_attention
 
 __all__ = [
     "STATISTICS",

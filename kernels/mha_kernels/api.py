@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 
-from mha_kernels import choice, gram, reference
-from mha_kernels.algebra import HeadStatistics, Origin
-from mha_kernels.checks import bundle, check_arrays, statistic_names
+from mha_kernels import dispatch, reference
+from mha_kernels.algebra.spec import HeadStatistics, Origin
+from mha_kernels.arguments import build_spec, check_arrays, statistic_names
+from mha_kernels.blockwise import gram
 
 HERE = Origin()
 
@@ -36,25 +37,26 @@ def attention(
         o = head_gate[b, h] * sum_j dropout(p_j) v_j
 
     Args:
-        query: (B, Q, H, E). key: (B, K, G, E). value: (B, K, G, V). H is a multiple of G; query head h uses key/value
-        head
-            h // (H / G). float16, bfloat16, float32 or float64; scores, softmax and sums are at least float32.
+        query: (B, Q, H, E), float16, bfloat16, float32 or float64; scores, softmax and sums are at least float32.
+        key: (B, K, G, E). H is a multiple of G; query head h uses key/value head h // (H / G).
+        value: (B, K, G, V).
         mask: a `Mask`, or a boolean array, True = may attend, of rank 2 (Q, K) or 4 (B|1, H|1, Q|1, K|1).
         bias: a `Bias`, or a float array of rank 2 or 4 as for mask; -inf forbids a key.
-        scale, softcap: numbers or scalars. softcap is positive.
+        scale: a number or scalar.
+        softcap: a positive number or scalar; None for no cap.
         sink: (H,) logits that join the softmax, neither scaled, capped nor biased.
         head_gate: (H,) or (B, H). A head whose gate is zero does no work, forward or backward; the gradient with
-        respect to
-            that zero is zero by definition, since the head did not run.
+            respect to that zero is zero by definition, since the head did not run.
         dropout: `Dropout(rate, key)`, applied to the normalised probabilities.
         origin: where these arrays lie in a larger whole; see `Origin`.
         precision: of the matrix products, as in `jax.lax.dot_general`.
-        implementation: "auto", "reference", "blockwise", "pallas_tpu", "pallas_gpu", "xla", "cudnn", or an object with
-            tile sizes, e.g. `Blockwise(query_tile=512, key_tile=256)`. "reference" has every transform; the others have
-            grad, vmap, and ("blockwise") jvp of grad.
+        implementation: "auto", "reference", "blockwise", "native", "pallas_tpu", "pallas_gpu", "xla", "cudnn", or an
+            object with tile sizes, e.g. `Blockwise(query_tile=512, key_tile=256)`. "reference" has every transform;
+            the others have grad, vmap, and ("blockwise") jvp of grad.
 
-    A query that no key allows gives zeros and passes no gradient. What lies at keys that no query may attend, NaN
-    included, reaches no output and no gradient.
+    Returns:
+        (B, Q, H, V), of the dtype of `query`. A query that no key allows gives zeros and passes no gradient. What lies
+        at keys that no query may attend, NaN included, reaches no output and no gradient.
 
     Raises:
         ValueError: a shape, size, value or name does not fit, or the named implementation cannot do the job (and why).
@@ -103,8 +105,8 @@ def attention_with_statistics(
         ValueError, TypeError: as `attention`; ValueError for an unknown statistic.
     """
     query, key, value = check_arrays(query, key, value)
-    algebra = bundle(query, key, **operands)
-    return choice.attend(implementation, query, key, value, algebra, statistic_names(statistics), precision)
+    algebra = build_spec(query, key, **operands)
+    return dispatch.attend(implementation, query, key, value, algebra, statistic_names(statistics), precision)
 
 
 def explain(
@@ -116,7 +118,7 @@ def explain(
     statistics: Any = (),
     precision: Any = None,
     **operands: Any,
-) -> choice.Plan:
+) -> dispatch.Plan:
     """Which implementation `attention` would run on these arguments, its tile sizes, and why each other one declines.
 
     Shapes and types suffice: arrays may be `jax.ShapeDtypeStruct` inside `jax.eval_shape`, or tracers. Raises as
@@ -124,8 +126,8 @@ def explain(
     """
     del precision
     query, key, value = check_arrays(query, key, value)
-    algebra = bundle(query, key, **operands)
-    return choice.plan(implementation, query, key, value, algebra, statistic_names(statistics))
+    algebra = build_spec(query, key, **operands)
+    return dispatch.plan(implementation, query, key, value, algebra, statistic_names(statistics))
 
 
 def attention_weights(query: Any, key: Any, **operands: Any) -> jax.Array:
@@ -158,7 +160,7 @@ def head_gram(query: Any, key: Any, **operands: Any) -> jax.Array:
     sum.
     """
     query, key = check_arrays(query, key)
-    return gram.gram(query, key, bundle(query, key, **_scoring("head_gram", operands)))
+    return gram.gram(query, key, build_spec(query, key, **_scoring("head_gram", operands)))
 
 
 def dense(query: Any, key: Any, **operands: Any) -> reference.Dense:
@@ -175,7 +177,7 @@ def dense(query: Any, key: Any, **operands: Any) -> reference.Dense:
 
 def _dense(query: jax.Array, key: jax.Array, **operands: Any) -> reference.Dense:
     (batch, length_q, heads, _), length_k = query.shape, key.shape[1]
-    return reference.Dense(bundle(query, key, **operands), (batch, heads, length_q, length_k))
+    return reference.Dense(build_spec(query, key, **operands), (batch, heads, length_q, length_k))
 
 
 def _scoring(name: str, operands: dict[str, Any]) -> dict[str, Any]:

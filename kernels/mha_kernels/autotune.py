@@ -21,10 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels import checks, transforms, tuned
-from mha_kernels.masks import CausalMask
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels import tuned
+from mha_kernels.algebra.masks import CausalMask
+from mha_kernels.arguments import build_spec
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
+from mha_kernels.tiled import transforms
 
 CANDIDATES: dict[type, dict[str, tuple[int, ...]]] = {
     PallasGPU: {"key_tile": (64, 128, 192), "backward_tile": (32, 64, 128), "stages": (2, 3, 4)},
@@ -41,7 +43,7 @@ def measured(driver: Any, arrays: tuple[jax.Array, ...]) -> float:
     """
 
     def loss(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        algebra = checks.bundle(query, key, mask=CausalMask())
+        algebra = build_spec(query, key, mask=CausalMask())
         return transforms.run(driver, query, key, value, algebra, (), None)[0].astype(jnp.float32).sum()
 
     return median_seconds(jax.jit(jax.grad(loss, argnums=(0, 1, 2))), arrays, ROUNDS)
@@ -70,7 +72,7 @@ def best(driver: Any, arrays: tuple[jax.Array, ...], timer: Timer = measured) ->
     found: list[tuple[float, dict[str, int]]] = []
     for candidate in candidates(driver):
         sizes = {name: getattr(candidate, name) for name in CANDIDATES[type(driver)]}
-        if candidate.declines(*arrays, checks.bundle(*arrays[:2]), ()) is not None:
+        if candidate.unsupported_reason(*arrays, build_spec(*arrays[:2]), ()) is not None:
             continue
         try:
             found.append((timer(candidate, arrays), sizes))

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels import tile
-from mha_kernels.algebra import Algebra, HeadStatistics, accumulation_dtype, running
-from mha_kernels.operands import Tile, lookup_by_gather
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import AttentionSpec, HeadStatistics, accumulation_dtype, running, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Dense:
     and keep the masks, the positions, dropout, and the rule that nothing forbidden is ever seen.
     """
 
-    algebra: Algebra
+    algebra: AttentionSpec
     shape: tuple[int, int, int, int]  # B, H, Q, K
 
     @property
@@ -53,12 +53,12 @@ class Dense:
         """Probabilities (B, H, Q, K), zero in rows that allow no key; a sink takes its share."""
         start = tile.softmax_start((*self.shape[:3], 1), scores.dtype, ())
         state, exponentials, _ = tile.softmax_update(start, scores, self.at)
-        share, _ = tile.softmax_finish(state, jnp.ones_like(state.total), running(self.algebra), ())
+        share, _ = tile.softmax_finish(state, jnp.ones_like(state.denominator), running(self.algebra), ())
         return exponentials * share
 
     def dropped(self, weights: jax.Array) -> jax.Array:
         """Weights (B, H, Q, K) after dropout."""
-        return tile.dropped(weights, self.at, self.algebra)
+        return tile.apply_dropout(weights, self.at, self.algebra)
 
     def used(self, rows: jax.Array) -> jax.Array:
         """Keys or values (B, K, G, ...) with those that no query of their group may attend set to zero."""
@@ -68,33 +68,36 @@ class Dense:
         batch, heads, length_q, length_k = self.shape
         groups = rows.shape[2]
         together = allowed.reshape(batch, groups, heads // groups * length_q, length_k)
-        return tile.keep_used(rows.swapaxes(1, 2), together, axis=-2).swapaxes(1, 2)
+        return tile.zero_unattended_rows(rows.swapaxes(1, 2), together, axis=-2).swapaxes(1, 2)
 
     def used_queries(self, query: jax.Array) -> jax.Array:
         """Queries (B, Q, H, E) with those that may attend no key set to zero."""
         allowed = self.attendable
-        return query if allowed is None else tile.keep_used(query.swapaxes(1, 2), allowed, axis=-1).swapaxes(1, 2)
-
-
-def whole(algebra: Algebra, length_q: int, length_k: int) -> Tile:
-    """The positions of all Q x K entries as one tile; batch and head broadcast as (B, H, 1, 1)."""
-    place = algebra.positions
-    query = place.query + jnp.arange(length_q, dtype=jnp.int32).reshape(1, 1, -1, 1)
-    key = place.key + jnp.arange(length_k, dtype=jnp.int32).reshape(1, 1, 1, -1)
-    spans = (place.query, place.query + length_q - 1), (place.key, place.key + length_k - 1)
-    return Tile(place.batch, place.head, query, key, *spans, lookup_by_gather)
+        return (
+            query
+            if allowed is None
+            else tile.zero_unattended_rows(query.swapaxes(1, 2), allowed, axis=-1).swapaxes(1, 2)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
     """The implementation named "reference"."""
 
-    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
+    def unsupported_reason(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
+    ) -> str | None:
         """It can do everything."""
         return None
 
     def attend(
-        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, HeadStatistics]:
         """Output (B, Q, H, V) in the query's type, and the requested statistics (B, H, Q)."""
         (batch, length_q, heads, _), (_, length_k, groups, width) = query.shape, value.shape

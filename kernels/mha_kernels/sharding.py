@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from mha_kernels.algebra import Algebra
+from mha_kernels.algebra.spec import AttentionSpec
 
 Axes = str | tuple[str, ...] | None
 
@@ -66,7 +66,14 @@ def active() -> Sharding | None:
     return None if inside else sharding
 
 
-def run(sharding: Sharding, work: Callable[..., Any], query: Any, key: Any, value: Any, algebra: Algebra) -> Any:
+def run(
+    sharding: Sharding,
+    work: Callable[..., Any],
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    algebra: AttentionSpec,
+) -> Any:
     """work(query, key, value, algebra) shard by shard; it returns output (B, Q, H, V) and rows (B, H, Q)."""
     shards_b, shards_h = sharding.size(sharding.batch), sharding.size(sharding.heads)
     if query.shape[0] % shards_b or key.shape[2] % shards_h:

@@ -36,12 +36,12 @@ def path(kind: str) -> Path:
     return (Path(folder) if folder else Path(__file__).parent / "tuned") / name
 
 
-def entry(driver: Any, query: Any) -> str:
+def entry(driver: Any, query: jax.Array) -> str:
     """Under which name sizes for arrays like `query` (B, L, H, E) are kept."""
     return f"{type(driver).__name__} {query.dtype} {query.shape[-1]}"
 
 
-def settle(driver: Any, rule: dict[str, int], query: Any) -> Any:
+def settle(driver: Any, rule: dict[str, int], query: jax.Array) -> Any:
     """The driver with every size set: as its fields say, else as measured for arrays like `query`, else by `rule`.
 
     Args:

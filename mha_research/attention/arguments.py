@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mha_kernels.operands import align_array, known
+from mha_kernels.algebra.operands import align_array, known
 
 
 def check_integers(where: str, least: int = 1, **numbers: Any) -> None:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import mha_kernels as mk
-from mha_kernels import checks, transforms
+from mha_kernels.arguments import build_spec
 from mha_kernels.reference import Reference
+from mha_kernels.tiled import transforms
 
 
 class Problem(NamedTuple):
@@ -87,7 +88,7 @@ def outcome(driver: Any, given: Problem, dtype: Any) -> Any:
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) and driver is None else leaf
 
     inputs = jax.tree.map(cast, tuple(given[:3]))
-    algebra = jax.tree.map(cast, checks.bundle(given.query, given.key, **given.arguments))
+    algebra = jax.tree.map(cast, build_spec(given.query, given.key, **given.arguments))
     leaves, structure = jax.tree.flatten(algebra)
     real = [bool(jnp.issubdtype(leaf.dtype, jnp.floating)) for leaf in leaves]
     weights = np.random.default_rng(3).normal(size=(*given.query.shape[:3], given.value.shape[-1]))

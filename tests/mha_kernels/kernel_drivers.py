@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_kernels import checks, pallas_gpu, transforms
-from mha_kernels.mosaic import plgpu
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.arguments import build_spec
+from mha_kernels.pallas.gpu import forward as pallas_gpu
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.gpu.mosaic import plgpu
+from mha_kernels.pallas.tpu.forward import PallasTPU
+from mha_kernels.tiled import transforms
 
 OLD = tuple(int(part) for part in jax.__version__.split(".")[:2]) < pallas_gpu.OLDEST
 TPU = PallasTPU(128, 128, interpret=True)
@@ -42,7 +44,7 @@ def no_races() -> bool:
 
 def attend(driver: Any, query: Any, key: Any, value: Any, statistics: Any = (), **arguments: Any) -> Any:
     """Output and statistics of arrays that have the type the driver wants."""
-    algebra = checks.bundle(query, key, **arguments)
+    algebra = build_spec(query, key, **arguments)
     run = jax.jit(lambda *x: transforms.run(driver, *x, statistics, None))
     return run(query, key, value, algebra)
 

@@ -105,13 +105,13 @@ def gradients(forward: Forward, of_output: Any, of_statistics: dict[str, Any]) -
     if "entropy" in rows:
         of_p = of_p - rows["entropy"][..., None] * (f["logs"] + 1) * (p > 0)
     of_lse = rows.get("lse", np.zeros(p.shape[:3])) - (p * of_p).sum(-1)
-    of_scores = p * (of_p + of_lse[..., None])
+    ds = p * (of_p + of_lse[..., None])
     scaled = f["scale"] * f["dot"]
-    of_softcap, of_scaled = 0.0, of_scores
+    of_softcap, of_scaled = 0.0, ds
     if f["softcap"] is not None:
         ratio = scaled / f["softcap"]
-        of_scaled = of_scores * (1 - np.tanh(ratio) ** 2)
-        of_softcap = (of_scores * np.tanh(ratio) - of_scaled * ratio).sum()
+        of_scaled = ds * (1 - np.tanh(ratio) ** 2)
+        of_softcap = (ds * np.tanh(ratio) - of_scaled * ratio).sum()
     of_dot = f["scale"] * of_scaled
 
     def by_group(rows: np.ndarray) -> np.ndarray:
@@ -122,7 +122,7 @@ def gradients(forward: Forward, of_output: Any, of_statistics: dict[str, Any]) -
         "query": np.einsum("bhij,bjhe->bihe", of_dot, f["k"]),
         "key": by_group(np.einsum("bhij,bihe->bjhe", of_dot, f["q"])),
         "value": by_group(of_v),
-        "bias": of_scores,
+        "bias": ds,
         "scale": (of_scaled * f["dot"]).sum(),
         "softcap": of_softcap,
         "sink": (f["p_sink"] * of_lse).sum((0, 2)),

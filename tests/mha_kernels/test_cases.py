@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mha_kernels as mk
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from tests.mha_kernels.problems import normal
 
 SMALL = mk.Blockwise(query_tile=3, key_tile=2)

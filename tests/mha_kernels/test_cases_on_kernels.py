@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mha_kernels as mk
-from mha_kernels import checks
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.arguments import build_spec
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from tests.mha_kernels import oracle
 from tests.mha_kernels.kernel_drivers import OLD, TPU, attend, drivers, even, gpu, typed_drivers
 from tests.mha_kernels.problems import normal
@@ -131,6 +131,6 @@ def test_gradients_of_any_length_and_width(driver: Any, dtype: Any, bound: float
 def test_a_type_the_kernels_do_not_multiply_is_refused(dtype: Any, x64: None) -> None:
     query = jnp.zeros((1, 5, 1, 4), dtype)
     for driver in (TPU, PallasGPU(interpret=True)):
-        reason = driver.declines(query, query, query, checks.bundle(query, query), ())
+        reason = driver.unsupported_reason(query, query, query, build_spec(query, query), ())
         assert reason is not None
         assert f"query is {query.dtype}" in reason or (OLD and "needs JAX 0.11" in reason)

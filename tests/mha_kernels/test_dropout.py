@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mha_kernels as mk
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from tests.mha_kernels.problems import kept
 
 SHAPE = (2, 3, 11, 13)

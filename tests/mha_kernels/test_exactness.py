@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from benchmarks import exactness
-from mha_kernels import pallas_gpu
+from mha_kernels.pallas.gpu import forward as pallas_gpu
 
 PAGE = exactness.documented()
 NEW = tuple(map(int, jax.__version__.split(".")[:2])) >= pallas_gpu.OLDEST  # has an interpreter of Mosaic GPU

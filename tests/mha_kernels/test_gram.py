@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mha_kernels as mk
-from mha_kernels import gram
+from mha_kernels.blockwise import gram
 from tests.mha_kernels import oracle
 from tests.mha_kernels.problems import normal
 

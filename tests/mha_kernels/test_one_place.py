@@ -1,4 +1,4 @@
-"""Attention mathematics stands in tile.py and in the operands; whatever moves data holds no copy of it."""
+"""Attention mathematics stands in algebra/tile.py and in the operands; whatever moves data holds no copy of it."""
 
 import ast
 from pathlib import Path
@@ -9,9 +9,11 @@ import mha_kernels
 
 HOME = Path(mha_kernels.__file__).parent
 MOVES_DATA = (
-    *("reference", "blockwise", "tiling", "gram", "relative", "transforms", "driver", "kernel_tiles", "sizes"),
-    *("pallas_tpu", "pallas_tpu_backward", "tpu_operands"),
-    *("pallas_gpu", "pallas_gpu_backward", "gpu_operands", "mosaic", "registers"),
+    "reference",
+    *("tiled/driver", "tiled/transforms", "tiled/sizes", "tiled/relative"),
+    *("blockwise/driver", "blockwise/grid", "blockwise/gram"),
+    *("pallas/kernel_tiles", "pallas/tpu/forward", "pallas/tpu/backward", "pallas/tpu/operands"),
+    *("pallas/gpu/forward", "pallas/gpu/backward", "pallas/gpu/operands", "pallas/gpu/mosaic", "pallas/gpu/registers"),
     *("native/driver", "native/operands"),
 )
 # A softmax, a cap or a statistic cannot be written without one of these,
@@ -23,13 +25,13 @@ CALLS = {
 READS = {"scale", "softcap", "allowed", "keep", "tile"}
 # Indices of tiles are compared, primitives are spelled out for a compiler that lacks them; neither sees a score.
 ALLOWED = {
-    ("kernel_tiles", "visits", "maximum"),
-    ("kernel_tiles", "visits", "max"),
-    ("tpu_operands", "visited", "maximum"),
-    ("tiling", "_range", "max"),
-    ("registers", "", "exp"),
-    ("registers", "", "log"),
-    ("registers", "", "abs"),
+    ("pallas/kernel_tiles", "schedule_tiles", "maximum"),
+    ("pallas/kernel_tiles", "schedule_tiles", "max"),
+    ("pallas/tpu/operands", "visited", "maximum"),
+    ("blockwise/grid", "_range", "max"),
+    ("pallas/gpu/registers", "", "exp"),
+    ("pallas/gpu/registers", "", "log"),
+    ("pallas/gpu/registers", "", "abs"),
     # Hands these over to C++, whose formulas are the second copy that speed is paid with: docs/algebra.md.
     ("native/operands", "operands", "scale"),
     ("native/operands", "_masks", "keep"),
@@ -83,14 +85,14 @@ def test_what_moves_data_holds_no_mathematics(module: str) -> None:
     ],
 )
 def test_a_planted_copy_is_seen(copy: str, seen: tuple[str, str]) -> None:
-    driver = (HOME / "pallas_tpu.py").read_text()
+    driver = (HOME / "pallas/tpu/forward.py").read_text()
     assert mathematics(driver + "\n\n" + copy) - mathematics(driver) == {seen}
 
 
 def test_every_module_is_either_mathematics_or_moves_data() -> None:
     """A new file has to be put on one side or the other."""
-    mathematical = {"tile", "masks", "biases", "dropout", "operands", "algebra"}
-    outside = {"__init__", "api", "checks", "choice", "sharding", "swap", "xla", "tuned", "autotune"}
-    outside |= {"native/__init__", "native/__main__", "native/library"}
-    found = {str(path.relative_to(HOME).with_suffix("")) for path in HOME.rglob("*.py")}
+    mathematical = {f"algebra/{name}" for name in ("tile", "masks", "biases", "dropout", "operands", "spec")}
+    outside = {"api", "arguments", "dispatch", "sharding", "jax_nn", "jax_nn_api", "tuned", "autotune"}
+    outside |= {"native/__main__", "native/library"}
+    found = {str(path.relative_to(HOME).with_suffix("")) for path in HOME.rglob("*.py") if path.stem != "__init__"}
     assert found == mathematical | outside | set(MOVES_DATA)

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import mha_kernels as mk
-from mha_kernels import checks, transforms
-from mha_kernels.pallas_gpu import PallasGPU
+from mha_kernels.arguments import build_spec
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.tiled import transforms
 from tests.mha_kernels.kernel_cases import CASES, errors, outcome, problem
 from tests.mha_kernels.kernel_drivers import OLD, gpu, no_races
 
@@ -29,7 +30,7 @@ if not OLD:  # older releases of JAX have no interpreter
     def test_lowers_for_a_gpu_with_64_bit_types_enabled():
         given = problem("tables", jnp.bfloat16, batch=1, length_q=83, length_k=101, heads=2, groups=1, width=17)
         with jax.enable_x64(True):
-            algebra = checks.bundle(given.query, given.key, **given.arguments)
+            algebra = build_spec(given.query, given.key, **given.arguments)
 
             def loss(query, key, value, algebra):
                 output, _ = transforms.run(PallasGPU(), query, key, value, algebra, (), None)
@@ -58,7 +59,7 @@ def test_reasons_to_decline():
     half = jnp.ones((1, 8, 2, 4), jnp.bfloat16)
 
     def reason(driver, array=half, **arguments):
-        return driver.declines(array, array, array, checks.bundle(array, array, **arguments), ())
+        return driver.unsupported_reason(array, array, array, build_spec(array, array, **arguments), ())
 
     if OLD:
         expected = f"pallas_gpu needs JAX 0.11 or newer with Mosaic GPU; this is {jax.__version__}"

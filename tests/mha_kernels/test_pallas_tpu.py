@@ -13,15 +13,17 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
 import mha_kernels as mk
-from mha_kernels import checks, transforms, tuned
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels import tuned
+from mha_kernels.arguments import build_spec
+from mha_kernels.pallas.tpu.forward import PallasTPU
+from mha_kernels.tiled import transforms
 from tests.mha_kernels.kernel_cases import CASES, errors, outcome, problem
 
 DRIVER = PallasTPU(128, 128, interpret=True)
 
 
 def attend(query, key, value, driver=DRIVER, statistics=(), **arguments):
-    algebra = checks.bundle(query, key, **arguments)
+    algebra = build_spec(query, key, **arguments)
     return jax.jit(transforms.run, static_argnums=(0, 5, 6))(driver, query, key, value, algebra, statistics, None)
 
 
@@ -97,7 +99,7 @@ def test_lowers_for_a_tpu(name, wide):
     with 64-bit types enabled.
     """
     given = problem(name, jnp.bfloat16, batch=2, length_q=139, length_k=151, heads=4, groups=2, width=40)
-    algebra = checks.bundle(given.query, given.key, **given.arguments)
+    algebra = build_spec(given.query, given.key, **given.arguments)
 
     def loss(query, key, value, algebra):
         output, found = transforms.run(PallasTPU(128, 128), query, key, value, algebra, mk.STATISTICS, None)
@@ -124,7 +126,7 @@ def test_reasons_to_decline():
     query = jnp.ones((1, 8, 2, 4))
 
     def reason(driver, array=query, **arguments):
-        return driver.declines(array, array, array, checks.bundle(array, array, **arguments), ())
+        return driver.unsupported_reason(array, array, array, build_spec(array, array, **arguments), ())
 
     assert reason(DRIVER) is None
     assert "needs a TPU; the default backend is cpu" in reason(PallasTPU())

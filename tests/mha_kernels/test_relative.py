@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mha_kernels as mk
-from mha_kernels.algebra import Algebra, Positions
-from mha_kernels.operands import Tile, lookup_by_gather
-from mha_kernels.tile import used_rows
+from mha_kernels.algebra.operands import Tile, lookup_by_gather
+from mha_kernels.algebra.spec import AttentionSpec, Positions
+from mha_kernels.algebra.tile import attended_rows
 from tests.mha_kernels.problems import normal
 
 
@@ -79,10 +79,10 @@ def test_the_rows_a_mask_uses(mask: mk.Mask, padded: bool, x64: None) -> None:
         query, key = first_q + jnp.arange(7).reshape(1, 7, 1), first_k + jnp.arange(5).reshape(1, 1, 5)
         ends = (first_k + 4, first_q + 5) if padded else (None, None)
         at = Tile(0, 0, query, key, (first_q, first_q + 6), (first_k, first_k + 4), lookup_by_gather, *ends)
-        algebra = Algebra(Positions(0, 0, 0, 0), 1.0, None, mask, None, None, None, None)
+        algebra = AttentionSpec(Positions(0, 0, 0, 0), 1.0, None, mask, None, None, None, None)
         allowed = np.asarray(mask.allowed(at)) & np.ones((1, 7, 5), bool)
         if padded:
             allowed = allowed & np.asarray(key < ends[0]) & np.asarray(query < ends[1])
-        queries, keys = used_rows(at, algebra, (1, 7, 5))
+        queries, keys = attended_rows(at, algebra, (1, 7, 5))
         np.testing.assert_array_equal(np.broadcast_to(queries, (1, 7, 1))[..., 0], allowed.any(2))
         np.testing.assert_array_equal(np.broadcast_to(keys, (1, 5, 1))[..., 0], allowed.any(1))

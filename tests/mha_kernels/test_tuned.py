@@ -13,13 +13,15 @@ import jax.numpy as jnp
 import pytest
 
 import mha_kernels as mk
-from mha_kernels import autotune, checks, tpu_operands, tuned
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels import autotune, tuned
+from mha_kernels.arguments import build_spec
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu import operands as tpu_operands
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from tests.mha_kernels.kernel_drivers import OLD, TPU
 
 HALF = jnp.zeros((1, 4000, 2, 64), jnp.bfloat16)
-NOTHING = checks.bundle(HALF, HALF)
+NOTHING = build_spec(HALF, HALF)
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_a_broken_file_is_reported_and_not_used(folder: Path, caplog: Any, text:
 
 
 def test_the_rule_for_a_gpu_leaves_registers_for_sums_and_tables(folder: Path) -> None:
-    table = checks.bundle(HALF, HALF, bias=mk.T5Bias(jnp.zeros((2, 8))))
+    table = build_spec(HALF, HALF, bias=mk.T5Bias(jnp.zeros((2, 8))))
     wide = jnp.zeros((1, 64, 2, 200), jnp.bfloat16)
     assert PallasGPU().settled(HALF, HALF, NOTHING) == PallasGPU(128, 64, 2)
     assert PallasGPU().settled(HALF, HALF, table) == PallasGPU(64, 64, 2)
@@ -131,7 +133,7 @@ def reason(driver: Any, monkeypatch: pytest.MonkeyPatch, backend: str, **device:
     """Why the driver declines on a machine with that backend and device."""
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(**device)])
-    found = driver.declines(HALF, HALF, HALF, NOTHING, ())
+    found = driver.unsupported_reason(HALF, HALF, HALF, NOTHING, ())
     assert found is not None
     return found
 

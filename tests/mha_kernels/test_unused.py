@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mha_kernels as mk
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from tests.mha_kernels.problems import normal
 
 B, L, H, E = 2, 7, 2, 3

@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels import tile
-from mha_kernels.algebra import Algebra, accumulation_dtype, partition
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.spec import AttentionSpec, accumulation_dtype, partition
 from mha_kernels.blockwise import Blockwise
-from mha_kernels.driver import Backward
 from mha_kernels.native.library import reason_not_loaded
 from mha_kernels.native.operands import PANEL, declined, operands
-from mha_kernels.relative import by_distance
-from mha_kernels.sizes import Sizes
-from mha_kernels.transforms import spread, vary, varying_axes
+from mha_kernels.tiled.driver import Backward
+from mha_kernels.tiled.relative import to_toeplitz
+from mha_kernels.tiled.sizes import Sizes
+from mha_kernels.tiled.transforms import broadcast_batch, mark_varying, varying_axes
 
 VECTOR = 16  # values are packed to a multiple of it, which every machine's vectors divide
 
@@ -28,7 +28,9 @@ VECTOR = 16  # values are packed to a multiple of it, which every machine's vect
 class Native:
     """The native implementation. Its tiles are constants of attention.cc."""
 
-    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
+    def unsupported_reason(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
+    ) -> str | None:
         """It runs on CPUs, in float32, and knows no softcap, dropout, dense masks or biases, or those of a user's."""
         if jax.default_backend() != "cpu":
             return f"it runs on a CPU, and the default device here is a {jax.default_backend()}"
@@ -37,20 +39,26 @@ class Native:
         return declined(algebra) or reason_not_loaded()
 
     def forward(
-        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
 
-        def by_blockwise(query: Any, key: Any, value: Any, algebra: Algebra) -> Any:
+        def by_blockwise(query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec) -> Any:
             return Blockwise().forward(query, key, value, algebra, statistics, precision)
 
-        def natively(query: Any, key: Any, value: Any, algebra: Algebra) -> Any:
+        def natively(query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec) -> Any:
             return _forward(query, key, value, algebra, statistics)
 
         return _with_jvp_of(by_blockwise, natively)(query, key, value, algebra)
 
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """See `driver.Driver`. Trained operands on tiles other than biases, e.g. a scale, are left to blockwise."""
+        """See `tiled.driver.Driver`. Trained operands on tiles beside biases, as a scale, are left to blockwise."""
         leaves, of_bias = jax.tree.leaves(task.algebra), jax.tree.leaves(task.algebra.bias)
         if any(all(leaves[n] is not leaf for leaf in of_bias) for n in task.on_tiles()):
             return Blockwise().backward(task)
@@ -74,14 +82,14 @@ def _with_jvp_of(differentiable: Callable[..., Any], function: Callable[..., Any
     return result
 
 
-def _sizes(query: Any, key: Any) -> Sizes:
+def _sizes(query: jax.Array, key: jax.Array) -> Sizes:
     (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
     return Sizes(batch, heads, groups, length_q, length_k, length_q, PANEL)
 
 
-def _for_each_example(algebra: Algebra, batch: int) -> Algebra:
+def _for_each_example(algebra: AttentionSpec, batch: int) -> AttentionSpec:
     """With every leaf (B | 1, ...): one that is mapped by an outer `vmap` alone has a row for several examples."""
-    return jax.tree.map(lambda leaf: spread(leaf, batch), algebra)
+    return jax.tree.map(lambda leaf: broadcast_batch(leaf, batch), algebra)
 
 
 def _moments(names: Any) -> tuple[list[str], int]:
@@ -93,20 +101,22 @@ def _moments(names: Any) -> tuple[list[str], int]:
 def _call(name: str, results: dict[str, jax.ShapeDtypeStruct], arrays: Any, moments: int) -> dict[str, jax.Array]:
     """The function of attention.cc, inside `shard_map` too: all it reads and gives varies over the same mesh axes."""
     axes = frozenset[str]().union(*map(varying_axes, arrays))
-    arrays = [vary(array, axes) for array in arrays]
+    arrays = [mark_varying(array, axes) for array in arrays]
     found = jax.ffi.ffi_call(name, tuple(results.values()))(*arrays, moments=np.int64(moments))
-    return {name: vary(array, axes) for name, array in zip(results, found, strict=True)}
+    return {name: mark_varying(array, axes) for name, array in zip(results, found, strict=True)}
 
 
 def _floats(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def _forward(query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> Any:
+def _forward(
+    query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
+) -> Any:
     sizes, width, value_width = _sizes(query, key), query.shape[-1], value.shape[-1]
     batch, heads, groups, length_q = sizes.batch, sizes.heads, sizes.groups, sizes.length_q
     algebra = _for_each_example(algebra, batch)
-    lined, *_ = by_distance(algebra, (False,) * len(jax.tree.leaves(algebra)), sizes, jnp.float32, arithmetic=True)
+    lined, *_ = to_toeplitz(algebra, (False,) * len(jax.tree.leaves(algebra)), sizes, jnp.float32, arithmetic=True)
     names, moments = _moments(statistics)
 
     found = _call(
@@ -128,16 +138,16 @@ def _forward(query: Any, key: Any, value: Any, algebra: Algebra, statistics: tup
     share, results = tile.softmax_rows(state, algebra, statistics)
     output = found["output"].swapaxes(1, 2)  # normalised over the keys
     if algebra.sink is not None:
-        output = output * (share * state.total)
+        output = output * (share * state.denominator)
     kept = {name: results[name] for name in ("lse", *(name for name in statistics if name != "lse"))}
-    return tile.gated(output, algebra).swapaxes(1, 2).astype(query.dtype), kept
+    return tile.apply_gate(output, algebra).swapaxes(1, 2).astype(query.dtype), kept
 
 
 def _backward(task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
     query, key, value = task.query, task.key, task.value
     sizes = _sizes(query, key)
     algebra = _for_each_example(task.algebra, sizes.batch)
-    lined, wanted, pull_back = by_distance(algebra, task.wanted, sizes, jnp.float32, arithmetic=True)
+    lined, wanted, pull_back = to_toeplitz(algebra, task.wanted, sizes, jnp.float32, arithmetic=True)
     inner = task._replace(algebra=lined, wanted=wanted)
     on_line = inner.on_tiles()
     inputs = operands(lined, sizes)
@@ -158,7 +168,7 @@ def _backward(task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax
             *(x.astype(jnp.float32) for x in (query, key, value)),
             *inputs,
             jnp.where(task.lse == -jnp.inf, jnp.inf, task.lse)[..., 0],
-            task.correction[..., 0],
+            task.delta[..., 0],
             task.output_cotangent.astype(jnp.float32),
             jnp.stack(cotangents) if cotangents else jnp.zeros((0, *per_row), jnp.float32),
         ),

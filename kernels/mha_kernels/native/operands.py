@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.algebra import Algebra
-from mha_kernels.biases import RelativeBias
-from mha_kernels.masks import CausalMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
-from mha_kernels.relative import LineBias
-from mha_kernels.sizes import Sizes, pad
+from mha_kernels.algebra.biases import RelativeBias
+from mha_kernels.algebra.masks import CausalMask, KeyPaddingMask, Mask, SegmentMask, WindowMask
+from mha_kernels.algebra.spec import AttentionSpec
+from mha_kernels.tiled.relative import ToeplitzBias
+from mha_kernels.tiled.sizes import Sizes, pad
 
 PANEL = 64  # arrays along keys are padded to a multiple of it, which every machine's panels divide
 UNBOUNDED = np.iinfo(np.int32).min
@@ -34,7 +34,7 @@ class Operands(NamedTuple):
     is_open: jax.Array
 
 
-def declined(algebra: Algebra) -> str | None:
+def declined(algebra: AttentionSpec) -> str | None:
     """Why the algebra has no such form, or None."""
     for name in ("softcap", "dropout"):
         if getattr(algebra, name) is not None:
@@ -57,8 +57,8 @@ def _is_line(operand: Any) -> bool:
     return isinstance(operand, RelativeBias) and type(operand).tile is RelativeBias.tile and not operand.forbids
 
 
-def operands(algebra: Algebra, sizes: Sizes) -> Operands:
-    """Of an algebra whose leaves have 1 or B rows, and whose biases are `LineBias`es for these sizes."""
+def operands(algebra: AttentionSpec, sizes: Sizes) -> Operands:
+    """Of an algebra whose leaves have 1 or B rows, and whose biases are `ToeplitzBias`es for these sizes."""
     return Operands(
         _rows(algebra.scale, sizes.batch, 1).astype(jnp.float32)[:, 0],
         _places(algebra, sizes.batch),
@@ -74,7 +74,7 @@ def _rows(leaf: Any, batch: int, length: int, padded: int = 1) -> jax.Array:
     return pad(flat, {1: max(length, padded)})
 
 
-def _places(algebra: Algebra, batch: int) -> jax.Array:
+def _places(algebra: AttentionSpec, batch: int) -> jax.Array:
     bounds = (None, None) if algebra.mask is None else algebra.mask.distances()
     ends = *(UNBOUNDED if bound is None else bound for bound in bounds), algebra.positions.query, algebra.positions.key
     columns = [_rows(jnp.asarray(end, jnp.int32).reshape(-1, 1), batch, 1) for end in ends]
@@ -95,10 +95,10 @@ def _masks(mask: Mask | None, sizes: Sizes) -> tuple[jax.Array, jax.Array, jax.A
     return keep.astype(jnp.float32), query_ids, key_ids
 
 
-def _line(algebra: Algebra) -> jax.Array:
+def _line(algebra: AttentionSpec) -> jax.Array:
     line = jnp.zeros((0, 0, 0), jnp.float32)
     for part in () if algebra.bias is None else algebra.bias.parts():
-        assert isinstance(part, LineBias)
+        assert isinstance(part, ToeplitzBias)
         values = part.values.reshape(*part.values.shape[:2], part.values.shape[-1])
         line = line + values if line.size else values
     return line

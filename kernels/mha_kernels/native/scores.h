@@ -1,6 +1,6 @@
 // Rows of scores: which keys a query may attend, the exponential, the running softmax and its gradient.
 //
-// The same formulas as mha_kernels/tile.py, on one row of a chunk of keys that lies in the first cache.
+// The same formulas as mha_kernels/algebra/tile.py, on one row of a chunk of keys that lies in the first cache.
 
 #pragma once
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_kernels import AlibiBias, Bias, ClippedBias, DistanceBias, T5Bias, alibi_slopes
-from mha_kernels.biases import check_buckets
+from mha_kernels.algebra.biases import check_buckets
 from mha_research.attention import positions as functions
 from mha_research.attention.arguments import check_integers, check_numbers
 

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from mha_kernels import Blockwise, CausalMask, DenseBias, WindowMask
-from mha_kernels.pallas_tpu import PallasTPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
 from mha_research import Alibi, DropHead, MultiHeadAttention, initializers
 from tests.mha_research.attention import oracle
 from tests.mha_research.attention.helpers import build, normal, run

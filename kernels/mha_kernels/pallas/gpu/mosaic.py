@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mha_kernels.registers import Orientation
+from mha_kernels.pallas.gpu.registers import Orientation
 
 plgpu: Any = None
-with contextlib.suppress(ImportError):  # a jaxlib without it: `PallasGPU.declines` says so
+with contextlib.suppress(ImportError):  # a jaxlib without it: `PallasGPU.unsupported_reason` says so
     plgpu = importlib.import_module("jax.experimental.pallas.mosaic_gpu")
 
 COMPUTE = 2  # computing warpgroups of a block
@@ -71,7 +71,7 @@ def shared(shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
     return plgpu.SMEM(shape, dtype, transforms=_for_products(rows))
 
 
-def walk(
+def pipelined_loop(
     arrays: list, first: Any, count: Any, rows: int, stages: int, step: Callable[..., Any], context: Callable[..., None]
 ) -> None:
     """Brings blocks first, ..., first + count - 1, of `rows` rows each, of all `arrays` (L, width).
@@ -106,17 +106,17 @@ def product(a: Any, b: Any, shape: tuple[int, ...]) -> jax.Array:
     return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
 
 
-def accumulate(summed: jax.Array, a: jax.Array, b: Any, staging: Any) -> jax.Array:
+def accumulate(acc: jax.Array, a: jax.Array, b: Any, staging: Any) -> jax.Array:
     """summed + a b with `a` in registers.
 
     The interpreter knows neither accumulators that start from a value nor factors in registers; with `staging`, a
     buffer for `a`, the same sum is made of what it knows.
     """
     if staging is None:
-        return pl.run_state(lambda accumulator: plgpu.wgmma(accumulator, a, b))(plgpu.ACC.init(summed))
+        return pl.run_state(lambda accumulator: plgpu.wgmma(accumulator, a, b))(plgpu.ACC.init(acc))
     staging[...] = a
     plgpu.commit_smem()
-    return summed + product(staging, b, summed.shape)
+    return acc + product(staging, b, acc.shape)
 
 
 def zeros(width: int) -> jax.Array:

@@ -26,7 +26,7 @@ class Value(NamedTuple):
     axes: tuple[str | None, ...]
 
 
-class Made:
+class Deferred:
     """An array that is made where it is used: a compiler that finds no use for a value cannot choose its layout
     either.
     """
@@ -98,11 +98,11 @@ class Orientation(NamedTuple):
             if isinstance(atom, core.Literal):
                 of: Any = atom.aval
                 return scalar(jnp.asarray(atom.val, of.dtype))
-            if isinstance(known[atom].array, Made):
+            if isinstance(known[atom].array, Deferred):
                 known[atom] = known[atom]._replace(array=known[atom].array.make())
             return known[atom]
 
-        for equation in live(jaxpr):
+        for equation in eliminate_dead_code(jaxpr):
             inner = _inner(equation)
             if inner is None:
                 results = self._apply(equation, [read(atom) for atom in equation.invars])
@@ -185,7 +185,7 @@ def _inner(equation: Any) -> Any:
     return next((equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params), None)
 
 
-def live(jaxpr: Any) -> list[Any]:
+def eliminate_dead_code(jaxpr: Any) -> list[Any]:
     """The equations that the results depend on: what a gradient traces and does not need would fill registers."""
     needed = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     kept = []

@@ -7,22 +7,22 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.algebra import Algebra, sum_to_leaf
+from mha_kernels.algebra.spec import AttentionSpec, sum_to_leaf
 
 
 class Backward(NamedTuple):
     """The task of a backward pass: the operands of the forward pass, what it kept, and the cotangents.
 
-    output_cotangent (B, Q, H, V) is already gated. lse, correction and cotangents (those of statistics) are rows
+    output_cotangent (B, Q, H, V) is already gated. lse, delta and cotangents (those of statistics) are rows
     (B, H, Q, 1). wanted: one flag a leaf of `algebra`, True where its gradient is asked for.
     """
 
     query: jax.Array
     key: jax.Array
     value: jax.Array
-    algebra: Algebra
+    algebra: AttentionSpec
     lse: jax.Array
-    correction: jax.Array
+    delta: jax.Array
     output_cotangent: jax.Array
     cotangents: dict[str, jax.Array]
     wanted: tuple[bool, ...]
@@ -51,7 +51,13 @@ class Driver(Protocol):
     """
 
     def forward(
-        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Output (B, Q, H, V) in the query's type; rows (B, H, Q, 1) of "lse" and of the requested statistics."""
         ...

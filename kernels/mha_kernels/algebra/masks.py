@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.operands import Operand, Tile, axes, joined
+from mha_kernels.algebra.operands import Operand, Tile, axes, joined
 
 
 class Mask(Operand):

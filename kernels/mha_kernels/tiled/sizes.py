@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.algebra import Algebra
+from mha_kernels.algebra.spec import AttentionSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Sizes:
         """Which row of a leaf with R rows example `batch` reads."""
         return batch * leaf.shape[0] // self.batch if leaf.shape[0] > 1 else 0
 
-    def pad_algebra(self, algebra: Algebra) -> Algebra:
+    def pad_algebra(self, algebra: AttentionSpec) -> AttentionSpec:
         """The algebra with its per-query and per-key arrays padded to whole tiles."""
         length_q, length_k = self.padded
 

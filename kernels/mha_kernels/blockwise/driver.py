@@ -16,17 +16,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_kernels import tile
-from mha_kernels.algebra import Algebra, accumulation_dtype, partition
-from mha_kernels.driver import Backward
-from mha_kernels.operands import Tile
-from mha_kernels.relative import by_distance
-from mha_kernels.tiling import Grid, Programs, choose, loop
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import AttentionSpec, accumulation_dtype, partition
+from mha_kernels.blockwise.grid import Grid, Programs, choose, loop
+from mha_kernels.tiled.driver import Backward
+from mha_kernels.tiled.relative import to_toeplitz
 
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise:
-    """Tile sizes of the blockwise implementation; None takes the rule of `tiling.choose`.
+    """Tile sizes of the blockwise implementation; None takes the rule of `grid.choose`.
 
     Raises:
         ValueError: a tile size is not a positive integer.
@@ -40,23 +40,31 @@ class Blockwise:
             if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
                 raise ValueError(f"Blockwise {name} is {size!r}; expected a positive integer or None")
 
-    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
+    def unsupported_reason(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
+    ) -> str | None:
         """It can do everything."""
         return None
 
-    def tiles(self, query: Any, key: Any, algebra: Algebra) -> dict[str, int]:
-        """The sizes that `tiling.choose` settles on."""
+    def tiles(self, query: jax.Array, key: jax.Array, algebra: AttentionSpec) -> dict[str, int]:
+        """The sizes that `grid.choose` settles on."""
         grid = choose(self, query, key, algebra.mask)
         return {"query_tile": grid.query_tile, "key_tile": grid.key_tile, "programs": grid.programs}
 
     def forward(
-        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
         grid = choose(self, query, key, algebra.mask)
         dtype = accumulation_dtype(query, key, value)
         arrays = _by_head(grid, query, key, value)
-        algebra, *_ = by_distance(algebra, (False,) * len(jax.tree.leaves(algebra)), grid, dtype)
+        algebra, *_ = to_toeplitz(algebra, (False,) * len(jax.tree.leaves(algebra)), grid, dtype)
         algebra = grid.pad_algebra(algebra)
         names = ("lse", *(name for name in statistics if name != "lse"))
         shape = (grid.batch * grid.heads, grid.padded[0])
@@ -71,19 +79,19 @@ class Blockwise:
         return grid.unfold(output, grid.length_q).swapaxes(1, 2), rows
 
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
         query, key, value, algebra, wanted = task.query, task.key, task.value, task.algebra, task.wanted
         grid = choose(self, query, key, algebra.mask)
         dtype = accumulation_dtype(query, key, value)
         arrays = _by_head(grid, query, key, value)
-        algebra, wanted, pull_back = by_distance(algebra, wanted, grid, dtype)
+        algebra, wanted, pull_back = to_toeplitz(algebra, wanted, grid, dtype)
         leaves, _ = partition(algebra, wanted)
         algebra = grid.pad_algebra(algebra)
         # Padded rows of lse are +inf: their probabilities are exactly zero.
         rows = (
             grid.fold(task.output_cotangent.swapaxes(1, 2), grid.padded[0]),
             grid.fold(task.lse, grid.padded[0], jnp.inf),
-            grid.fold(task.correction, grid.padded[0]),
+            grid.fold(task.delta, grid.padded[0]),
             {name: grid.fold(cotangent, grid.padded[0]) for name, cotangent in task.cotangents.items()},
         )
         zeros = (
@@ -104,7 +112,7 @@ class Blockwise:
         return dq, dk, dv, pull_back([new.astype(leaf.dtype) for new, leaf in zip(cut, leaves, strict=True)])
 
 
-def _by_head(grid: Grid, query: Any, key: Any, value: Any) -> tuple[jax.Array, ...]:
+def _by_head(grid: Grid, query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, ...]:
     """Arrays (B, L, n, ...) as (B n, padded length, ...)."""
     lengths = (grid.padded[0], grid.padded[1], grid.padded[1])
     return tuple(grid.fold(x.swapaxes(1, 2), n) for x, n in zip((query, key, value), lengths, strict=True))
@@ -114,15 +122,15 @@ def _forward_block(
     grid: Grid,
     programs: Programs,
     arrays: Any,
-    algebra: Algebra,
-    statistics: Any,
+    algebra: AttentionSpec,
+    statistics: tuple[str, ...],
     dtype: Any,
     precision: Any,
     results: Any,
 ) -> Any:
     """Output and rows of one block of programs, written into `results`."""
     queries, keys, values = programs.load(arrays, dtype)
-    queries, algebra = tile.scaled(queries, grid.part(algebra, programs, 0, 0)), tile.unscaled(algebra)
+    queries, algebra = tile.scale_query(queries, grid.part(algebra, programs, 0, 0)), tile.unscaled(algebra)
 
     def query_tile(i: Any, results: Any) -> Any:
         query = grid.rows_q(queries, i)
@@ -130,15 +138,15 @@ def _forward_block(
         def key_tile(j: Any, carry: Any) -> Any:
             key, value = grid.rows_k(keys, j), grid.rows_k(values, j)
 
-            def work(at: Tile, part: Algebra, simplify: Any, carry: Any) -> Any:
+            def work(at: Tile, part: AttentionSpec, simplify: Any, carry: Any) -> Any:
                 return _forward_tile(query, key, value, at, simplify(part), precision, carry)
 
             return grid.visit(algebra, programs, i, j, work, carry)
 
         rows = (*query.shape[:-1], 1)
         start = tile.softmax_start(rows, dtype, statistics), jnp.zeros((*rows[:-1], values.shape[-1]), dtype)
-        state, summed = loop(*grid.key_range(algebra, programs, i), key_tile, jax.tree.map(grid.vary, start))
-        attended, found = tile.softmax_finish(state, summed, grid.part(algebra, programs, i, 0), statistics)
+        state, acc = loop(*grid.key_range(algebra, programs, i), key_tile, jax.tree.map(grid.mark_varying, start))
+        attended, found = tile.softmax_finish(state, acc, grid.part(algebra, programs, i, 0), statistics)
         kept = {name: found[name] for name in results[1]}
         return programs.store(results, (attended, kept), i * grid.query_tile)
 
@@ -146,20 +154,22 @@ def _forward_block(
 
 
 def _forward_tile(
-    query: Any, key: Any, value: Any, at: Tile, algebra: Algebra, precision: Any, carry: Any
+    query: jax.Array, key: jax.Array, value: jax.Array, at: Tile, algebra: AttentionSpec, precision: Any, carry: Any
 ) -> tuple[tile.Softmax, jax.Array]:
     """A tile of keys taken into the running softmax and the sum of values."""
-    state, summed = carry
-    query, key, value = clean(query, key, value, at, algebra)
+    state, acc = carry
+    query, key, value = zero_unattended(query, key, value, at, algebra)
     product = jnp.einsum("pqe,pke->pqk", query, key, precision=precision)
-    state, weights, decay = tile.softmax_update(state, tile.tile_scores(product, at, algebra), at)
-    weights = tile.dropped(weights, at, algebra)
-    return state, summed * decay + jnp.einsum("pqk,pkv->pqv", weights, value, precision=precision)
+    state, weights, alpha = tile.softmax_update(state, tile.tile_scores(product, at, algebra), at)
+    weights = tile.apply_dropout(weights, at, algebra)
+    return state, acc * alpha + jnp.einsum("pqk,pkv->pqv", weights, value, precision=precision)
 
 
-def clean(query: jax.Array, key: jax.Array, value: jax.Array, at: Tile, algebra: Algebra) -> tuple[jax.Array, ...]:
+def zero_unattended(
+    query: jax.Array, key: jax.Array, value: jax.Array, at: Tile, algebra: AttentionSpec
+) -> tuple[jax.Array, ...]:
     """The tile's rows with those in no allowed pair set to zero, whatever they hold: 0 * NaN is NaN in a product."""
-    queries, keys = tile.used_rows(at, algebra, (*query.shape[:-1], key.shape[1]))
+    queries, keys = tile.attended_rows(at, algebra, (*query.shape[:-1], key.shape[1]))
     if keys is None:
         return query, key, value
     return jnp.where(queries, query, 0), jnp.where(keys, key, 0), jnp.where(keys, value, 0)
@@ -170,7 +180,7 @@ def _backward_block(
     programs: Programs,
     arrays: Any,
     rows: Any,
-    algebra: Algebra,
+    algebra: AttentionSpec,
     wanted: tuple[bool, ...],
     dtype: Any,
     precision: Any,
@@ -187,7 +197,7 @@ def _backward_block(
         def query_tile(i: Any, carry: Any) -> Any:
             row = jax.tree.map(lambda array: grid.rows_q(array, i), rows)
 
-            def work(at: Tile, part: Algebra, simplify: Any, carry: Any) -> Any:
+            def work(at: Tile, part: AttentionSpec, simplify: Any, carry: Any) -> Any:
                 dq, dk, dv, of_leaves = carry
                 new_q, new_k, new_v, new = _backward_tile(
                     grid, grid.rows_q(queries, i), key, value, row, at, part, simplify, wanted, precision
@@ -213,24 +223,24 @@ def _backward_block(
 
 def _backward_tile(
     grid: Grid,
-    query: Any,
-    key: Any,
-    value: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
     row: Any,
     at: Tile,
-    part: Algebra,
+    part: AttentionSpec,
     simplify: Any,
     wanted: Any,
     precision: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
     """What one tile adds to the gradients of its queries, keys and values and of the wanted leaves of the algebra."""
     output_cotangent, *of_rows = row
-    query, key, value = clean(query, key, value, at, simplify(part))
+    query, key, value = zero_unattended(query, key, value, at, simplify(part))
     chosen, rebuild = partition(part, wanted)
     product = jnp.einsum("pqe,pke->pqk", query, key, precision=precision)
-    of_weights = jnp.einsum("pqv,pkv->pqk", output_cotangent, value, precision=precision)
+    dp = jnp.einsum("pqv,pkv->pqk", output_cotangent, value, precision=precision)
     found = tile.tile_gradients(
-        product, of_weights, tuple(of_rows), at, simplify(part), chosen, lambda leaves: simplify(rebuild(leaves))
+        product, dp, tuple(of_rows), at, simplify(part), chosen, lambda leaves: simplify(rebuild(leaves))
     )
     dq = jnp.einsum("pqk,pke->pqe", found.product, key, precision=precision)
     dk = jnp.einsum("peq,pqk->pek", transposed(query, grid), found.product, precision=precision)

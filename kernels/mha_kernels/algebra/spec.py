@@ -1,7 +1,7 @@
 """The problem that every implementation solves: one bundle of operands, and what statistics are.
 
-`Algebra` holds everything beside query, key and value, each array aligned to (B|1, H|1, Q|1, K|1, ...): a driver slices
-the whole bundle to a tile with one `tree.map` and hands it to the tile functions.
+`AttentionSpec` holds everything beside query, key and value, each array aligned to (B|1, H|1, Q|1, K|1, ...): a driver
+slices the whole bundle to a tile with one `tree.map` and hands it to the tile functions.
 """
 
 import dataclasses
@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.biases import Bias, CornerBias
-from mha_kernels.dropout import Dropout
-from mha_kernels.masks import Mask
+from mha_kernels.algebra.biases import Bias, CornerBias
+from mha_kernels.algebra.dropout import Dropout
+from mha_kernels.algebra.masks import Mask
+from mha_kernels.algebra.operands import Tile, lookup_by_gather
 
 
 class Origin(NamedTuple):
-    """Where the given arrays lie in a larger whole: ints or traced scalars added to the four indices.
+    """Offsets of these arrays within the full problem: ints or traced scalars added to the four indices.
 
     Positional masks, biases, dropout and statistics see index + origin; arrays are never indexed with it. Cached
     decoding (query = tokens so far) and shards use it, so that a part computes what the whole would.
@@ -40,7 +41,7 @@ class Positions(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Algebra:
+class AttentionSpec:
     """Every operand beside query, key and value, aligned; None is absent.
 
     scale, softcap: (1, 1, 1, 1). sink: (1, H, 1, 1). head_gate: (B|1, H, 1, 1). positions: `Positions`.
@@ -56,12 +57,21 @@ class Algebra:
     dropout: Dropout | None
 
 
-def partition(algebra: Algebra, wanted: tuple[bool, ...]) -> tuple[list, Callable[[Any], Algebra]]:
+def whole(algebra: AttentionSpec, length_q: int, length_k: int) -> Tile:
+    """The positions of all Q x K entries as one tile; batch and head broadcast as (B, H, 1, 1)."""
+    place = algebra.positions
+    query = place.query + jnp.arange(length_q, dtype=jnp.int32).reshape(1, 1, -1, 1)
+    key = place.key + jnp.arange(length_k, dtype=jnp.int32).reshape(1, 1, 1, -1)
+    spans = (place.query, place.query + length_q - 1), (place.key, place.key + length_k - 1)
+    return Tile(place.batch, place.head, query, key, *spans, lookup_by_gather)
+
+
+def partition(algebra: AttentionSpec, wanted: tuple[bool, ...]) -> tuple[list, Callable[[Any], AttentionSpec]]:
     """The leaves marked in `wanted` (one flag a leaf), and the function that puts others in their place."""
     leaves, structure = jax.tree.flatten(algebra)
     chosen = [leaf for leaf, flag in zip(leaves, wanted, strict=True) if flag]
 
-    def rebuild(replacements: Any) -> Algebra:
+    def rebuild(replacements: Any) -> AttentionSpec:
         new = iter(replacements)
         return jax.tree.unflatten(
             structure, [next(new) if flag else leaf for leaf, flag in zip(leaves, wanted, strict=True)]
@@ -70,13 +80,13 @@ def partition(algebra: Algebra, wanted: tuple[bool, ...]) -> tuple[list, Callabl
     return chosen, rebuild
 
 
-def simplest(algebra: Algebra) -> Algebra:
+def simplest(algebra: AttentionSpec) -> AttentionSpec:
     """The algebra on a tile of open heads that is full and on which the bias is constant."""
     bias = None if algebra.bias is None else CornerBias(algebra.bias)
     return dataclasses.replace(running(algebra), mask=None, bias=bias)
 
 
-def running(algebra: Algebra) -> Algebra:
+def running(algebra: AttentionSpec) -> AttentionSpec:
     """The algebra on a tile of heads that are known to be open: the gate only multiplies, and that after the tiles."""
     return dataclasses.replace(algebra, head_gate=None)
 

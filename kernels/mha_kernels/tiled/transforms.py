@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from mha_kernels import tile
-from mha_kernels.algebra import Algebra, HeadStatistics, accumulation_dtype, sum_to_leaf
-from mha_kernels.driver import Backward, Driver
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.spec import AttentionSpec, HeadStatistics, accumulation_dtype, sum_to_leaf
+from mha_kernels.tiled.driver import Backward, Driver
 
 
 class Static(NamedTuple):
@@ -40,14 +40,20 @@ class Static(NamedTuple):
         pairs = list(zip(leaves, self.floating, strict=True))
         return tuple(leaf for leaf, real in pairs if real), tuple(leaf for leaf, real in pairs if not real)
 
-    def algebra(self, floats: tuple, others: tuple) -> Algebra:
+    def algebra(self, floats: tuple, others: tuple) -> AttentionSpec:
         """The algebra from its differentiated leaves and the others."""
         real, other = iter(floats), iter(others)
         return jax.tree.unflatten(self.structure, [next(real if flag else other) for flag in self.floating])
 
 
 def run(
-    driver: Driver, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+    driver: Driver,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    algebra: AttentionSpec,
+    statistics: tuple[str, ...],
+    precision: Any,
 ) -> tuple[jax.Array, HeadStatistics]:
     """Output (B, Q, H, V) and statistics (B, H, Q) by a driver, differentiable in every floating operand."""
     query, key, value, algebra = equally_varying((query, key, value, algebra))
@@ -59,7 +65,7 @@ def run(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(static: Static, query: Any, key: Any, value: Any, floats: tuple, others: tuple) -> Any:
+def _attend(static: Static, query: jax.Array, key: jax.Array, value: jax.Array, floats: tuple, others: tuple) -> Any:
     output, rows = _forward(static, query, key, value, floats, others)
     return output, {name: rows[name] for name in static.statistics}
 
@@ -104,7 +110,7 @@ def _forward(static: Static, *arrays: Any) -> Any:
     """The forward pass, with a mapped axis folded into B."""
 
     @jax.custom_batching.custom_vmap
-    def mapped(query: Any, key: Any, value: Any, floats: tuple, others: tuple) -> Any:
+    def mapped(query: jax.Array, key: jax.Array, value: jax.Array, floats: tuple, others: tuple) -> Any:
         return static.driver.forward(
             query, key, value, static.algebra(floats, others), static.statistics, static.precision
         )
@@ -175,7 +181,9 @@ def _gradients(static: Static, inputs: Any, results: Any, cotangents: Any) -> An
     (output, rows), (output_cotangent, row_cotangents) = results, cotangents
     algebra = static.algebra(floats, others)
     whole = dataclasses.replace(
-        algebra, sink=spread(algebra.sink, query.shape[0]), head_gate=spread(algebra.head_gate, query.shape[0])
+        algebra,
+        sink=broadcast_batch(algebra.sink, query.shape[0]),
+        head_gate=broadcast_batch(algebra.head_gate, query.shape[0]),
     )
     dtype = accumulation_dtype(query, key, value)
     by_head = tile.closed_as_zero(output_cotangent.swapaxes(1, 2).astype(dtype), whole)
@@ -183,14 +191,14 @@ def _gradients(static: Static, inputs: Any, results: Any, cotangents: Any) -> An
     lse = rows["lse"]
     attended = jnp.where(lse == -jnp.inf, 0, 1).astype(dtype)
     sink_share = tile.sink_share(lse, whole)
-    correction = tile.row_correction(output_product, rows, row_cotangents, attended - sink_share)
-    gated = tile.gated(by_head, whole).swapaxes(1, 2)
+    delta = tile.compute_delta(output_product, rows, row_cotangents, attended - sink_share)
+    gated = tile.apply_gate(by_head, whole).swapaxes(1, 2)
     wanted, precision = static.floating, static.precision
-    task = Backward(query, key, value, algebra, lse, correction, gated, row_cotangents, wanted, precision)
+    task = Backward(query, key, value, algebra, lse, delta, gated, row_cotangents, wanted, precision)
     *gradients, floats = static.driver.backward(task)
     found = static.algebra(tuple(floats), others)
     if algebra.sink is not None:
-        found = dataclasses.replace(found, sink=sum_to_leaf(-sink_share * correction, algebra.sink))
+        found = dataclasses.replace(found, sink=sum_to_leaf(-sink_share * delta, algebra.sink))
     if algebra.head_gate is not None:
         gate = whole.head_gate.astype(dtype)
         per_row = jnp.where(gate == 0, 0, output_product / jnp.where(gate == 0, 1, gate))
@@ -198,7 +206,7 @@ def _gradients(static: Static, inputs: Any, results: Any, cotangents: Any) -> An
     return *gradients, static.split(jax.tree.leaves(found))[0]
 
 
-def spread(leaf: Any, batch: int) -> Any:
+def broadcast_batch(leaf: Any, batch: int) -> Any:
     """An aligned leaf (R, ...) with R dividing `batch` as (1 | batch, ...)."""
     if leaf is None or leaf.shape[0] in (1, batch):
         return leaf
@@ -208,7 +216,7 @@ def spread(leaf: Any, batch: int) -> Any:
 def equally_varying(arrays: Any) -> Any:
     """Marks every array as varying over all the mesh axes that any of them varies over (inside `shard_map`)."""
     axes = frozenset[str]().union(*(varying_axes(leaf) for leaf in jax.tree.leaves(arrays)))
-    return jax.tree.map(lambda leaf: vary(leaf, axes), arrays) if axes else arrays
+    return jax.tree.map(lambda leaf: mark_varying(leaf, axes), arrays) if axes else arrays
 
 
 def varying_axes(array: Any) -> frozenset[str]:
@@ -216,7 +224,7 @@ def varying_axes(array: Any) -> frozenset[str]:
     return jax.typeof(array).mat.varying
 
 
-def vary(array: Any, axes: frozenset[str]) -> Any:
+def mark_varying(array: Any, axes: frozenset[str]) -> Any:
     """The array marked as varying over `axes`; the transpose of the mark sums over those that are new."""
     missing = tuple(sorted(axes - varying_axes(array)))
     return jax.lax.pcast(array, missing, to="varying") if missing else array

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 
 from mha_kernels import reference, sharding
-from mha_kernels.algebra import Algebra, HeadStatistics
+from mha_kernels.algebra.spec import AttentionSpec, HeadStatistics
 from mha_kernels.blockwise import Blockwise
+from mha_kernels.jax_nn import JaxNN
 from mha_kernels.native import Native
 from mha_kernels.native.library import is_built
-from mha_kernels.pallas_gpu import PallasGPU
-from mha_kernels.pallas_tpu import PallasTPU
-from mha_kernels.transforms import run
-from mha_kernels.xla import JaxNN
+from mha_kernels.pallas.gpu.forward import PallasGPU
+from mha_kernels.pallas.tpu.forward import PallasTPU
+from mha_kernels.tiled.transforms import run
 
 log = logging.getLogger("mha_kernels")
 
@@ -52,7 +52,12 @@ class Plan:
 
 
 def choose(
-    implementation: Any, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]
+    implementation: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    algebra: AttentionSpec,
+    statistics: tuple[str, ...],
 ) -> tuple[Any, dict[str, str]]:
     """The implementation to run, and the reason of each that was tried before it.
 
@@ -66,7 +71,7 @@ def choose(
         for name in PREFERRED.get(jax.default_backend(), ("blockwise",)):
             if name == "native" and not is_built():
                 continue
-            reason = NAMED[name].declines(*problem)
+            reason = NAMED[name].unsupported_reason(*problem)
             if reason is None:
                 _say(name, tuple(declined.items()))
                 return NAMED[name], declined
@@ -76,13 +81,13 @@ def choose(
         if implementation not in NAMED:
             raise ValueError(f"implementation is {implementation!r}; expected 'auto' or one of {', '.join(NAMED)}")
         chosen = NAMED[implementation]
-    elif hasattr(implementation, "declines") and not isinstance(implementation, type):
+    elif hasattr(implementation, "unsupported_reason") and not isinstance(implementation, type):
         chosen = implementation
     else:
         raise TypeError(
             f"implementation is a {type(implementation).__name__}; expected a name or an object such as Blockwise()"
         )
-    reason = chosen.declines(*problem)
+    reason = chosen.unsupported_reason(*problem)
     if reason is not None:
         raise ValueError(f"implementation {implementation!r} cannot do this: {reason}")
     return chosen, {}
@@ -97,10 +102,10 @@ def _say(name: str, declined: tuple[tuple[str, str], ...]) -> None:
 
 def attend(
     implementation: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    algebra: Algebra,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    algebra: AttentionSpec,
     statistics: tuple[str, ...],
     precision: Any,
 ) -> tuple[jax.Array, HeadStatistics]:
@@ -109,7 +114,7 @@ def attend(
     if isinstance(chosen, JaxNN):  # it reads scale and window as Python numbers
         return chosen.attend(query, key, value, algebra, statistics, precision)
 
-    def work(query: Any, key: Any, value: Any, algebra: Algebra) -> Any:
+    def work(query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec) -> Any:
         return _compiled(chosen, query, key, value, algebra, statistics, precision)
 
     spread = sharding.active()
@@ -120,7 +125,13 @@ def attend(
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def _compiled(
-    chosen: Any, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+    chosen: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    algebra: AttentionSpec,
+    statistics: tuple[str, ...],
+    precision: Any,
 ) -> tuple[jax.Array, HeadStatistics]:
     """Under `jit`, so that a call outside one compiles once, and equal layers inside one are traced once."""
     if isinstance(chosen, reference.Reference):
@@ -128,11 +139,18 @@ def _compiled(
     return run(chosen, query, key, value, algebra, statistics, precision)
 
 
-def plan(implementation: Any, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> Plan:
+def plan(
+    implementation: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    algebra: AttentionSpec,
+    statistics: tuple[str, ...],
+) -> Plan:
     """See `api.explain`."""
     chosen, _ = choose(implementation, query, key, value, algebra, statistics)
     kind = type(chosen), getattr(chosen, "name", None)
     [own] = [name for name, named in NAMED.items() if (type(named), getattr(named, "name", None)) == kind]
-    reasons = {name: NAMED[name].declines(query, key, value, algebra, statistics) for name in NAMED}
+    reasons = {name: NAMED[name].unsupported_reason(query, key, value, algebra, statistics) for name in NAMED}
     tiles = chosen.tiles(query, key, algebra) if hasattr(chosen, "tiles") else {}
     return Plan(own, tiles, {name: reason for name, reason in reasons.items() if reason and name != own})

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mha_kernels import kernel_tiles, pallas_tpu_backward, tile, tuned
-from mha_kernels.algebra import Algebra
-from mha_kernels.driver import Backward, in_32_bits
-from mha_kernels.operands import Tile
-from mha_kernels.sizes import Sizes
-from mha_kernels.tpu_operands import (
+from mha_kernels import tuned
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import AttentionSpec
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.tpu import backward as pallas_tpu_backward
+from mha_kernels.pallas.tpu.operands import (
     LANES,
     VMEM,
     Blocks,
@@ -33,6 +34,8 @@ from mha_kernels.tpu_operands import (
     vmem,
     widened,
 )
+from mha_kernels.tiled.driver import Backward, in_32_bits
+from mha_kernels.tiled.sizes import Sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,9 @@ class PallasTPU:
         size = 512 if vmem() > 16 * 2**20 else 256
         return tuned.settle(self, {"query_tile": size, "key_tile": size}, query)
 
-    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
+    def unsupported_reason(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
+    ) -> str | None:
         """Why these kernels cannot do the job; None where they can."""
         if not self.interpret and jax.default_backend() != "tpu":
             return f"pallas_tpu needs a TPU; the default backend is {jax.default_backend()}"
@@ -79,23 +84,29 @@ class PallasTPU:
         key_tile = min(settled.key_tile, -(-length_k // LANES) * LANES)
         return Sizes(batch, heads, groups, length_q, length_k, query_tile, key_tile)
 
-    def tiles(self, query: Any, key: Any, algebra: Algebra) -> dict[str, int]:
+    def tiles(self, query: jax.Array, key: jax.Array, algebra: AttentionSpec) -> dict[str, int]:
         """The tile sizes it would take for these arrays."""
         sizes = self.sizes(query, key)
         return {"query_tile": sizes.query_tile, "key_tile": sizes.key_tile}
 
     @in_32_bits
     def forward(
-        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
         sizes, dtype = self.sizes(query, key), query.dtype
         length_q, length_k = sizes.padded
         query, key, value, algebra = widened((query, key, value, algebra))
-        arrays = kernel_tiles.clean(query, key, value, algebra, sizes)
+        arrays = kernel_tiles.zero_unattended(query, key, value, algebra, sizes)
         q, k, v = (sizes.head_first(x, n) for x, n in zip(arrays, (length_q, length_k, length_k), strict=True))
         algebra = sizes.pad_algebra(algebra)
-        seen = kernel_tiles.visits(algebra, sizes, keys=True)
+        seen = kernel_tiles.schedule_tiles(algebra, sizes, keys=True)
         operands = Operands(sizes, algebra)
         names = ("lse", *(name for name in statistics if name != "lse"))
 
@@ -132,7 +143,7 @@ class PallasTPU:
 
     @in_32_bits
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
         return pallas_tpu_backward.backward(self, task)
 
 
@@ -158,7 +169,7 @@ class _Forward:
         rows: Any,
         *scratch: Any,
     ) -> None:
-        state, summed = scratch
+        state, acc = scratch
         b, h, i, step = (pl.program_id(axis) for axis in range(4))
         algebra = self.operands.read(leaves, b, h)
 
@@ -166,16 +177,16 @@ class _Forward:
         def _() -> None:
             start = tile.softmax_start((self.sizes.query_tile, 1), jnp.float32, self.statistics)
             jax.tree.map(_write, state, start)
-            summed[...] = jnp.zeros_like(summed)
+            acc[...] = jnp.zeros_like(acc)
 
-        def work(at: Tile, simplify: Callable[[Algebra], Algebra]) -> None:
+        def work(at: Tile, simplify: Callable[[AttentionSpec], AttentionSpec]) -> None:
             part = simplify(algebra)
             scores = tile.tile_scores(self.dot(query[0, 0], key[0, 0], (1, 1)), at, part)
             old = jax.tree.map(lambda ref: ref[...], state)
-            new, weights, decay = tile.softmax_update(old, scores, at)
-            weights = tile.dropped(weights, at, part).astype(value.dtype)
+            new, weights, alpha = tile.softmax_update(old, scores, at)
+            weights = tile.apply_dropout(weights, at, part).astype(value.dtype)
             jax.tree.map(_write, state, new)
-            summed[...] = summed[...] * decay + self.dot(weights, value[0, 0], (1, 0))
+            acc[...] = acc[...] * alpha + self.dot(weights, value[0, 0], (1, 0))
 
         j = visited(first[b, h, i], count[b, h, i], step)
         self.operands.each_kind(step < count[b, h, i], self.operands.at(algebra, i, j), algebra, kinds, j, work)
@@ -183,7 +194,7 @@ class _Forward:
         @pl.when(step == self.sizes.tiles_k - 1)
         def _() -> None:
             final = jax.tree.map(lambda ref: ref[...], state)
-            attended, results = tile.softmax_finish(final, summed[...], algebra, self.statistics)
+            attended, results = tile.softmax_finish(final, acc[...], algebra, self.statistics)
             output[0, 0] = attended.astype(output.dtype)
             for name, row in rows.items():
                 row[0, 0] = to_row(results[name])

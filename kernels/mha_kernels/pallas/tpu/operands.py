@@ -14,11 +14,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mha_kernels import kernel_tiles, tuned
-from mha_kernels.algebra import Algebra, running, simplest
-from mha_kernels.kernel_tiles import Table, Visits, form
-from mha_kernels.operands import Tile
-from mha_kernels.sizes import Sizes
+from mha_kernels import tuned
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import AttentionSpec, running, simplest
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.kernel_tiles import Table, TileSchedule, form
+from mha_kernels.tiled.sizes import Sizes
 
 LANES = 128
 # Bytes of vector memory of a core, by what the device calls itself (public figures); other chips decline.
@@ -101,7 +102,7 @@ class Blocks:
         """Of columns (B, H, 1, K)."""
         return self._spec((1, self.sizes.key_tile), lambda b, h, i, j: (b, h, 0, j))
 
-    def kinds(self, seen: Visits) -> pl.BlockSpec | None:
+    def kinds(self, seen: TileSchedule) -> pl.BlockSpec | None:
         """Of the kinds of tiles (R, H, tiles of queries, 1, tiles of keys), one row of them a tile of queries, in
         SMEM.
         """
@@ -124,7 +125,7 @@ class Operands:
     inside.
     """
 
-    def __init__(self, sizes: Sizes, algebra: Algebra) -> None:
+    def __init__(self, sizes: Sizes, algebra: AttentionSpec) -> None:
         self.sizes = sizes
         self.leaves, self.structure = jax.tree.flatten(algebra)
         self.forms = [form(leaf) for leaf in self.leaves]
@@ -157,7 +158,7 @@ class Operands:
 
         return pl.BlockSpec((1, 1, *block), index)
 
-    def read(self, refs: list, b: Any, h: Any) -> Algebra:
+    def read(self, refs: list, b: Any, h: Any) -> AttentionSpec:
         """The algebra on the tile whose blocks `refs` hold."""
         values = [self._value(n, ref, b, h) for n, ref in enumerate(refs)]
         return jax.tree.unflatten(self.structure, values)
@@ -173,7 +174,7 @@ class Operands:
             value = value.astype(jnp.int32) != 0
         return to_column(value) if kind == "row" else value
 
-    def at(self, algebra: Algebra, i: Any, j: Any) -> Tile:
+    def at(self, algebra: AttentionSpec, i: Any, j: Any) -> Tile:
         """Positions of tile (i, j)."""
         sizes, place = self.sizes, algebra.positions
         first_q, first_k = place.query + i * sizes.query_tile, place.key + j * sizes.key_tile
@@ -183,7 +184,9 @@ class Operands:
         end = None if sizes.padded[1] == sizes.length_k else place.key + sizes.length_k
         return Tile(place.batch, place.head, query, key, *spans, kernel_tiles.lookup, end)
 
-    def each_kind(self, active: Any, at: Tile, algebra: Algebra, kinds: Any, j: Any, work: Callable[..., None]) -> None:
+    def each_kind(
+        self, active: Any, at: Tile, algebra: AttentionSpec, kinds: Any, j: Any, work: Callable[..., None]
+    ) -> None:
         """work(at, simplify) where the step is active and its tile not empty, in the form that its kind needs."""
         some, plain = kernel_tiles.kind_of(at, algebra, None if kinds is None else kinds[0, 0, 0, 0, j])
         active = active & some

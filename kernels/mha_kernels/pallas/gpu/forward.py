@@ -15,15 +15,19 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mha_kernels import kernel_tiles, mosaic, pallas_gpu_backward, tile, tuned
-from mha_kernels.algebra import Algebra
-from mha_kernels.driver import Backward, in_32_bits
-from mha_kernels.gpu_operands import Operands, looked_up, width_of
-from mha_kernels.kernel_tiles import Visits, form, shaped
-from mha_kernels.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
-from mha_kernels.operands import Tile
-from mha_kernels.registers import full, is_value, rows
-from mha_kernels.sizes import Sizes, pad
+from mha_kernels import tuned
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import AttentionSpec
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.gpu import backward as pallas_gpu_backward
+from mha_kernels.pallas.gpu import mosaic
+from mha_kernels.pallas.gpu.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
+from mha_kernels.pallas.gpu.operands import Operands, looked_up, width_of
+from mha_kernels.pallas.gpu.registers import full, is_value, rows
+from mha_kernels.pallas.kernel_tiles import TileSchedule, form, shaped
+from mha_kernels.tiled.driver import Backward, in_32_bits
+from mha_kernels.tiled.sizes import Sizes, pad
 
 LONGEST_TABLE = 64
 WIDEST = 256
@@ -58,7 +62,7 @@ class PallasGPU:
             if size is not None and (not isinstance(size, int) or isinstance(size, bool) or not fits(size)):
                 raise ValueError(f"PallasGPU {name} is {size!r}; expected {expected}")
 
-    def settled(self, query: Any, value: Any, algebra: Algebra, cotangents: int = 0) -> "PallasGPU":
+    def settled(self, query: Any, value: Any, algebra: AttentionSpec, cotangents: int = 0) -> "PallasGPU":
         """This with every size set; cotangents: of how many statistics a backward pass takes them.
 
         The rule is what registers and shared memory hold: two stages, of 128 keys forward and 64 backward; half of that
@@ -76,7 +80,9 @@ class PallasGPU:
         given = {name: getattr(self, name) or size for name, size in rule.items()}
         return dataclasses.replace(self, **given) if crowded else tuned.settle(self, rule, query)
 
-    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
+    def unsupported_reason(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
+    ) -> str | None:
         """Why these kernels cannot do the job; None where they can."""
         reason = _environment(self.interpret)
         if reason is not None:
@@ -101,26 +107,32 @@ class PallasGPU:
             )
         return kernel_tiles.unsupported(algebra)
 
-    def sizes(self, query: Any, key: Any, value: Any, algebra: Algebra) -> Sizes:
+    def sizes(self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec) -> Sizes:
         (batch, length_q, heads, _), (_, length_k, groups, _) = query.shape, key.shape
         settled: Any = self.settled(query, value, algebra)
         return Sizes(batch, heads, groups, length_q, length_k, BLOCK, settled.key_tile)
 
-    def tiles(self, query: Any, key: Any, algebra: Algebra) -> dict[str, int]:
+    def tiles(self, query: jax.Array, key: jax.Array, algebra: AttentionSpec) -> dict[str, int]:
         """The tile sizes it would take for these arrays."""
         sizes = self.sizes(query, key, query, algebra)
         return {"query_tile": sizes.query_tile, "key_tile": sizes.key_tile}
 
     @in_32_bits
     def forward(
-        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `driver.Driver`. Products of 16-bit numbers are exact in float32: `precision` has nothing to
+        """See `tiled.driver.Driver`. Products of 16-bit numbers are exact in float32: `precision` has nothing to
         choose.
         """
         sizes, width = self.sizes(query, key, value, algebra), width_of(query, value)
         length_q, length_k = sizes.padded
-        arrays = kernel_tiles.clean(query, key, value, algebra, sizes)
+        arrays = kernel_tiles.zero_unattended(query, key, value, algebra, sizes)
         q, k, v = (
             pad(x, {1: length, 3: width}) for x, length in zip(arrays, (length_q, length_k, length_k), strict=True)
         )
@@ -132,13 +144,13 @@ class PallasGPU:
         tiles = (sizes.heads, sizes.tiles_q, sizes.batch)
         output, found = mosaic.call(
             kernel, self.interpret, (shaped(q.shape, q.dtype, q), rows_of), tiles, kernel.scratch()
-        )(kernel_tiles.visits(algebra, sizes, keys=True), q, k, v, operands.arrays)
+        )(kernel_tiles.schedule_tiles(algebra, sizes, keys=True), q, k, v, operands.arrays)
         found = {name: row[:, :, : sizes.length_q, None] for name, row in found.items()}
         return output[:, : sizes.length_q, :, : value.shape[-1]], found
 
     @in_32_bits
     def backward(self, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-        """See `driver.Driver`."""
+        """See `tiled.driver.Driver`."""
         return pallas_gpu_backward.backward(self, task)
 
 
@@ -156,12 +168,12 @@ def _environment(interpret: Any) -> str | None:
     return None
 
 
-def softmax_step(simplify: Any, algebra: Algebra, at: Tile, state: Any, scores: Any) -> Any:
+def softmax_step(simplify: Any, algebra: AttentionSpec, at: Tile, state: Any, scores: Any) -> Any:
     """One tile of products taken into the running softmax, as `registers` runs it."""
     at, algebra = looked_up(at, algebra)
     algebra = simplify(algebra)
-    state, weights, decay = tile.softmax_update(state, tile.tile_scores(scores, at, algebra), at)
-    return state, tile.dropped(weights, at, algebra), decay
+    state, weights, alpha = tile.softmax_update(state, tile.tile_scores(scores, at, algebra), at)
+    return state, tile.apply_dropout(weights, at, algebra), alpha
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +201,7 @@ class _Forward:
         return buffers
 
     def __call__(
-        self, seen: Visits, query: Any, key: Any, value: Any, leaves: Any, output: Any, found: Any, scratch: Any
+        self, seen: TileSchedule, query: Any, key: Any, value: Any, leaves: Any, output: Any, found: Any, scratch: Any
     ) -> None:
         sizes = self.sizes
         b, h, i, warpgroup = mosaic.program()
@@ -201,8 +213,8 @@ class _Forward:
             plgpu.copy_gmem_to_smem(query.at[place], mine["query"], mine["arrived"])
             plgpu.barrier_wait(mine["arrived"])
             start = functools.partial(tile.softmax_start, (WARPGROUP_ROWS, 1), jnp.float32, self.statistics)
-            state, summed = visit((_arrays(self.operands.orientation.run(start)), mosaic.zeros(self.width)))
-            self._finish(self.operands.read_rows(leaves, b, h), state, summed, mine["query"], mine["rows"])
+            state, acc = visit((_arrays(self.operands.orientation.run(start)), mosaic.zeros(self.width)))
+            self._finish(self.operands.read_rows(leaves, b, h), state, acc, mine["query"], mine["rows"])
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(mine["query"], output.at[place])
             for name, ref in mine["rows"].items():
@@ -223,24 +235,24 @@ class _Forward:
 
         arrays = [array.at[b, :, h // sizes.repeats, :] for array in (key, value)]
         first, count = seen.first[b, h, i], seen.steps[b, h, i]
-        mosaic.walk(arrays, first, count, sizes.key_tile, self.driver.stages, step, context)
+        mosaic.pipelined_loop(arrays, first, count, sizes.key_tile, self.driver.stages, step, context)
 
     def _tile(
         self, algebra: Any, at: Any, simplify: Any, query: Any, key: Any, value: Any, staging: Any, carry: Any
     ) -> Any:
-        state, summed = carry
+        state, acc = carry
         scores = mosaic.product(query, key.transpose((1, 0)), (WARPGROUP_ROWS, self.sizes.key_tile))
         given = (algebra, at, jax.tree.map(rows, state), full(scores))
-        state, weights, decay = self.operands.orientation.run(functools.partial(softmax_step, simplify), *given)
-        summed = summed * lax.broadcast_in_dim(decay.array, summed.shape, (0,))
-        return _arrays(state), mosaic.accumulate(summed, weights.array.astype(self.dtype), value, staging)
+        state, weights, alpha = self.operands.orientation.run(functools.partial(softmax_step, simplify), *given)
+        acc = acc * lax.broadcast_in_dim(alpha.array, acc.shape, (0,))
+        return _arrays(state), mosaic.accumulate(acc, weights.array.astype(self.dtype), value, staging)
 
-    def _finish(self, algebra: Any, state: Any, summed: Any, buffer: Any, rows_of: dict[str, Any]) -> None:
-        def function(algebra: Any, state: Any, summed: Any) -> Any:
-            return tile.softmax_finish(state, summed, algebra, self.statistics)
+    def _finish(self, algebra: Any, state: Any, acc: Any, buffer: Any, rows_of: dict[str, Any]) -> None:
+        def function(algebra: Any, state: Any, acc: Any) -> Any:
+            return tile.softmax_finish(state, acc, algebra, self.statistics)
 
         whole = mosaic.oriented(WARPGROUP_ROWS, self.width)
-        attended, results = whole.run(function, algebra, jax.tree.map(rows, state), full(summed))
+        attended, results = whole.run(function, algebra, jax.tree.map(rows, state), full(acc))
         buffer[...] = attended.array.astype(self.dtype)
         for name, ref in rows_of.items():
             ref[...] = results[name].array

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_kernels.algebra import Algebra, simplest
-from mha_kernels.masks import Mask
-from mha_kernels.operands import Tile, lookup_by_gather
-from mha_kernels.sizes import Sizes, pad
-from mha_kernels.transforms import vary, varying_axes
+from mha_kernels.algebra.masks import Mask
+from mha_kernels.algebra.operands import Tile, lookup_by_gather
+from mha_kernels.algebra.spec import AttentionSpec, simplest
+from mha_kernels.tiled.sizes import Sizes, pad
+from mha_kernels.tiled.transforms import mark_varying, varying_axes
 
 Work = Callable[..., Any]
 
@@ -131,11 +131,11 @@ class Grid(Sizes):
         """Whether all programs are worked on together, in one tile each."""
         return self.tiles_q == self.tiles_k == 1 and self.programs == self.batch * self.heads
 
-    def vary(self, array: jax.Array) -> jax.Array:
-        return vary(array, self.axes)
+    def mark_varying(self, array: jax.Array) -> jax.Array:
+        return mark_varying(array, self.axes)
 
-    def full(self, shape: tuple[int, ...], value: Any, dtype: Any) -> jax.Array:
-        return self.vary(jnp.full(shape, value, dtype))
+    def full(self, shape: tuple[int, ...], value: float, dtype: Any) -> jax.Array:
+        return self.mark_varying(jnp.full(shape, value, dtype))
 
     def fold(self, array: jax.Array, length: int, fill: float = 0) -> jax.Array:
         """(B, H, L, ...) to (B H, length, ...), padded with `fill`."""
@@ -146,7 +146,7 @@ class Grid(Sizes):
         """(B n, padded, ...) to (B, n, length, ...)."""
         return array[:, :length].reshape(self.batch, -1, length, *array.shape[2:])
 
-    def for_each_block(self, algebra: Algebra, work: Callable[[Programs, Any], Any], carry: Any) -> Any:
+    def for_each_block(self, algebra: AttentionSpec, work: Callable[[Programs, Any], Any], carry: Any) -> Any:
         """Runs work(programs, carry) over all blocks; programs whose head gate is zero are left out."""
         total = self.batch * self.heads
 
@@ -167,7 +167,7 @@ class Grid(Sizes):
 
         return loop(0, -(-count // self.programs), gathered, carry)
 
-    def part(self, algebra: Algebra, programs: Programs, i: Any, j: Any) -> Algebra:
+    def part(self, algebra: AttentionSpec, programs: Programs, i: Any, j: Any) -> AttentionSpec:
         """The algebra on tile (i, j) of a block: leaves (P|1, Qt|1, Kt|1, ...)."""
         return jax.tree.map(lambda leaf: self._part(leaf, programs, i, j), algebra)
 
@@ -237,16 +237,16 @@ class Grid(Sizes):
         """Adds rows (P, Qt, ...) of query tile i to (P, padded Q, ...)."""
         return lax.dynamic_update_slice_in_dim(array, self.rows_q(array, i) + new, i * self.query_tile, axis=1)
 
-    def key_range(self, algebra: Algebra, programs: Programs, i: Any) -> tuple[Any, Any]:
+    def key_range(self, algebra: AttentionSpec, programs: Programs, i: Any) -> tuple[Any, Any]:
         """First and one past the last tile of keys that queries of tile i may attend."""
         return self._range(algebra, programs, i, self.query_tile, self.key_tile, self.tiles_k, keys=True)
 
-    def query_range(self, algebra: Algebra, programs: Programs, j: Any) -> tuple[Any, Any]:
+    def query_range(self, algebra: AttentionSpec, programs: Programs, j: Any) -> tuple[Any, Any]:
         """First and one past the last tile of queries that may attend keys of tile j."""
         return self._range(algebra, programs, j, self.key_tile, self.query_tile, self.tiles_q, keys=False)
 
     def _range(
-        self, algebra: Algebra, programs: Programs, tile: Any, size: int, other_size: int, count: int, keys: bool
+        self, algebra: AttentionSpec, programs: Programs, tile: Any, size: int, other_size: int, count: int, keys: bool
     ) -> tuple[Any, Any]:
         if algebra.mask is None or count == 1:
             return 0, count
@@ -264,7 +264,7 @@ class Grid(Sizes):
             last = jnp.clip((tile * size + size - 1 + jnp.max(high - shift)) // other_size + 1, first, count)
         return first, last
 
-    def at(self, part: Algebra, i: Any, j: Any) -> Tile:
+    def at(self, part: AttentionSpec, i: Any, j: Any) -> Tile:
         """Positions of tile (i, j)."""
         place = part.positions
         first_q, first_k = place.query + i * self.query_tile, place.key + j * self.key_tile
@@ -275,7 +275,7 @@ class Grid(Sizes):
         query_end = None if self.padded[0] == self.length_q else place.query + self.length_q
         return Tile(place.batch, place.head, query, key, *spans, lookup_by_gather, end, query_end)
 
-    def visit(self, algebra: Algebra, programs: Programs, i: Any, j: Any, work: Work, carry: Any) -> Any:
+    def visit(self, algebra: AttentionSpec, programs: Programs, i: Any, j: Any, work: Work, carry: Any) -> Any:
         """work(at, part, simplify, carry) on tile (i, j), which is skipped when empty.
 
         `simplify` maps the part to what has to be computed: without mask where the tile is full and with the bias at

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mha_kernels import reference, tile
-from mha_kernels.algebra import Algebra, partition
-from mha_kernels.operands import Tile, lookup_by_select
-from mha_kernels.sizes import Sizes
+from mha_kernels import reference
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile, lookup_by_select
+from mha_kernels.algebra.spec import AttentionSpec, partition
+from mha_kernels.tiled.sizes import Sizes
 
 LONGEST_TABLE = 512  # entries; each costs a comparison and a select at every score
 
@@ -62,7 +63,7 @@ def lookup(table: Any, index: jax.Array) -> jax.Array:
     return found + jnp.where(index == entry, rows - fixed, 0)
 
 
-def unsupported(algebra: Algebra) -> str | None:
+def unsupported(algebra: AttentionSpec) -> str | None:
     """Why no kernel can hold an operand of the algebra; None where it can."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(algebra):
         name = jax.tree_util.keystr(path).lstrip(".")
@@ -77,7 +78,7 @@ def unsupported(algebra: Algebra) -> str | None:
     return None
 
 
-class Visits(NamedTuple):
+class TileSchedule(NamedTuple):
     """Which tiles of the other length each program visits.
 
     first, steps: int32 (B, H, tiles): it visits `steps` tiles from `first` on; none where the gate is closed.
@@ -90,7 +91,7 @@ class Visits(NamedTuple):
     kinds: Any
 
 
-def visits(algebra: Algebra, sizes: Sizes, keys: bool) -> Visits:
+def schedule_tiles(algebra: AttentionSpec, sizes: Sizes, keys: bool) -> TileSchedule:
     """The visits of tiles of keys by tiles of queries (`keys`), or the other way round; `algebra` is padded."""
     some, every = _kinds(algebra, sizes)
     some = some & jnp.ones((sizes.tiles_q, sizes.tiles_k, 1, 1), bool)
@@ -105,7 +106,7 @@ def visits(algebra: Algebra, sizes: Sizes, keys: bool) -> Visits:
     kinds = None
     if any(form(leaf) != "scalar" for leaf in jax.tree.leaves(algebra.mask)):
         kinds = jnp.where(some, 1 + every.astype(jnp.int32), 0).transpose(2, 3, 0, 1)[:, :, :, None, :]
-    return Visits(first, count, kinds)
+    return TileSchedule(first, count, kinds)
 
 
 def _by_program(array: jax.Array, sizes: Sizes) -> jax.Array:
@@ -115,7 +116,7 @@ def _by_program(array: jax.Array, sizes: Sizes) -> jax.Array:
     return jnp.broadcast_to(array[:, :, None, :], shape).reshape(n, sizes.batch, sizes.heads).transpose(1, 2, 0)
 
 
-def _kinds(algebra: Algebra, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+def _kinds(algebra: AttentionSpec, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """(some, every) of the mask on all tiles at once, each (tiles_q|1, tiles_k|1, R|1, H|1)."""
     if algebra.mask is None:
         true = jnp.ones((1, 1, 1, 1), bool)
@@ -148,10 +149,10 @@ def reduce_all(flag: Any) -> Any:
     return flag if isinstance(flag, bool) or jnp.ndim(flag) == 0 else flag.reshape(())
 
 
-def kind_of(at: Tile, algebra: Algebra, kind: Any) -> tuple[Any, Any]:
+def kind_of(at: Tile, algebra: AttentionSpec, kind: Any) -> tuple[Any, Any]:
     """(some, plain) of one tile: is there anything to do, and is it so simple that `simplest` will do.
 
-    kind: the entry of `Visits.kinds`, None where positions alone decide.
+    kind: the entry of `TileSchedule.kinds`, None where positions alone decide.
     """
     some: Any = True
     plain: Any = True
@@ -172,29 +173,29 @@ def is_table(leaf: Any) -> bool:
 
 def tile_gradients(
     product: Any,
-    of_weights: Any,
+    dp: Any,
     rows: dict[str, Any],
     at: Tile,
-    algebra: Algebra,
+    algebra: AttentionSpec,
     simplify: Any,
     values: dict[int, Any],
 ) -> tile.TileGradients:
     """`tile.tile_gradients` of leaves by number, with the rows in one dictionary.
 
-    rows: "lse of softmax", "correction" and the cotangents of statistics. values: the leaves to differentiate, in the
+    rows: "lse of softmax", "delta" and the cotangents of statistics. values: the leaves to differentiate, in the
     shape that their gradient is wanted in.
     """
-    cotangents = {name: row for name, row in rows.items() if name not in ("lse of softmax", "correction")}
+    cotangents = {name: row for name, row in rows.items() if name not in ("lse of softmax", "delta")}
     _, rebuild = partition_tiles(algebra, tuple(values))
 
-    def with_values(values: dict[int, Any]) -> Algebra:
+    def with_values(values: dict[int, Any]) -> AttentionSpec:
         return simplify(rebuild([values[n] for n in sorted(values)]))
 
-    of_rows = rows["lse of softmax"], rows["correction"], cotangents
-    return tile.tile_gradients(product, of_weights, of_rows, at, simplify(algebra), values, with_values)
+    of_rows = rows["lse of softmax"], rows["delta"], cotangents
+    return tile.tile_gradients(product, dp, of_rows, at, simplify(algebra), values, with_values)
 
 
-def entry_gradient(of_scores: Any, which: int, entry: Any, at: Tile, algebra: Algebra, simplify: Any) -> jax.Array:
+def entry_gradient(ds: Any, which: int, entry: Any, at: Tile, algebra: AttentionSpec, simplify: Any) -> jax.Array:
     """The gradient (Qt, 1) of one entry of a table, leaf number `which`: one at a time, for many do not fit in
     registers.
     """
@@ -202,19 +203,21 @@ def entry_gradient(of_scores: Any, which: int, entry: Any, at: Tile, algebra: Al
 
     def scores_of(rows: jax.Array) -> jax.Array:
         probed = Table(table.entry, table.shape[-1], table.dtype, probe=(entry, rows))
-        return tile.tile_scores(jnp.zeros_like(of_scores), at, simplify(rebuild([probed])))
+        return tile.tile_scores(jnp.zeros_like(ds), at, simplify(rebuild([probed])))
 
-    _, pull_back = jax.vjp(scores_of, jnp.zeros((of_scores.shape[0], 1), of_scores.dtype))
-    return pull_back(of_scores)[0]
+    _, pull_back = jax.vjp(scores_of, jnp.zeros((ds.shape[0], 1), ds.dtype))
+    return pull_back(ds)[0]
 
 
-def partition_tiles(algebra: Algebra, chosen: tuple[int, ...]) -> tuple[list, Any]:
+def partition_tiles(algebra: AttentionSpec, chosen: tuple[int, ...]) -> tuple[list, Any]:
     """`partition` of the algebra on a tile, where tables are leaves too."""
     count = len(jax.tree.leaves(algebra, is_leaf=is_table))
     return partition(algebra, tuple(n in chosen for n in range(count)))
 
 
-def clean(query: jax.Array, key: jax.Array, value: jax.Array, algebra: Algebra, sizes: Sizes) -> tuple[jax.Array, ...]:
+def zero_unattended(
+    query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, sizes: Sizes
+) -> tuple[jax.Array, ...]:
     """The arrays with the rows that are in no allowed pair set to zero, where they hold anything that is not finite.
 
     0 * NaN is NaN, and a kernel multiplies whole tiles. Looking for such content costs one pass over the arrays; only

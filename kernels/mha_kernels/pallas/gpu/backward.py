@@ -22,13 +22,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mha_kernels import kernel_tiles, mosaic
 from mha_kernels.blockwise import Blockwise
-from mha_kernels.driver import Backward
-from mha_kernels.gpu_operands import Operands, looked_up, width_of
-from mha_kernels.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
-from mha_kernels.registers import Made, full, rows
-from mha_kernels.sizes import pad
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.gpu import mosaic
+from mha_kernels.pallas.gpu.mosaic import BLOCK, COMPUTE, WARPGROUP_ROWS, plgpu
+from mha_kernels.pallas.gpu.operands import Operands, looked_up, width_of
+from mha_kernels.pallas.gpu.registers import Deferred, full, rows
+from mha_kernels.tiled.driver import Backward
+from mha_kernels.tiled.sizes import pad
 
 # Which cotangent of a tile is multiplied with which array to give a gradient.
 FACTORS = {"query": ("product", "key"), "key": ("product", "query"), "value": ("weights", "cotangent")}
@@ -44,7 +45,7 @@ class Inputs(NamedTuple):
 
 
 def backward(driver: Any, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-    """See `driver.Driver`."""
+    """See `tiled.driver.Driver`."""
     leaves = jax.tree.leaves(task.algebra)
     chosen = {n: kernel_tiles.form(leaves[n]) for n in task.on_tiles()}
     if "full" in chosen.values():
@@ -84,7 +85,7 @@ class _Call:
         by_keys = dataclasses.replace(by_queries, query_tile=self.driver.backward_tile, key_tile=BLOCK)
         self.sizes = {BY_QUERIES: by_queries, BY_KEYS: by_keys}
         length_q, length_k = (-(-n // BLOCK) * BLOCK for n in (by_queries.length_q, by_queries.length_k))
-        clean = kernel_tiles.clean(task.query, task.key, task.value, task.algebra, by_queries)
+        clean = kernel_tiles.zero_unattended(task.query, task.key, task.value, task.algebra, by_queries)
         arrays = dict(zip(("query", "key", "value"), clean, strict=True))
         arrays["cotangent"] = task.output_cotangent.astype(task.query.dtype)
 
@@ -92,7 +93,7 @@ class _Call:
             return pad(values[..., 0], {2: length_q}, fill)
 
         # Padded rows of lse are +inf: their probabilities are exactly zero.
-        of_rows = {"lse of softmax": row(task.lse, jnp.inf), "correction": row(task.correction)}
+        of_rows = {"lse of softmax": row(task.lse, jnp.inf), "delta": row(task.delta)}
         of_rows |= {name: row(values) for name, values in task.cotangents.items()}
         lengths = {name: length_q if name in BY_QUERIES else length_k for name in arrays}
         self.inputs = Inputs(
@@ -140,7 +141,7 @@ class _Call:
         kernel = _Kernel(self.driver, operands, kept, names, entries, self.width, pl.ds(first, count), like.dtype)
         tiles = (sizes.heads, sizes.tiles_k if by_keys else sizes.tiles_q, sizes.batch)
         run = mosaic.call(kernel, self.driver.interpret, (sums, partial), tiles, kernel.scratch())
-        return run(kernel_tiles.visits(whole, sizes, keys=not by_keys), self.inputs, operands.arrays)
+        return run(kernel_tiles.schedule_tiles(whole, sizes, keys=not by_keys), self.inputs, operands.arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +185,7 @@ class _Kernel:
         return buffers
 
     def __call__(
-        self, seen: kernel_tiles.Visits, inputs: Inputs, leaves: list, sums: Any, found: Any, scratch: Any
+        self, seen: kernel_tiles.TileSchedule, inputs: Inputs, leaves: list, sums: Any, found: Any, scratch: Any
     ) -> None:
         b, h, t, warpgroup = mosaic.program()
         group = h // self.operands.sizes.repeats
@@ -227,13 +228,13 @@ class _Kernel:
 
         arrays = [inputs.arrays[name].at[b, :, heads[name], :] for name in moving]
         first, count = seen.first[b, h, t], seen.steps[b, h, t]
-        mosaic.walk(arrays, first, count, self.other_tile, self.driver.stages, step, context)
+        mosaic.pipelined_loop(arrays, first, count, self.other_tile, self.driver.stages, step, context)
 
     def _row(self, ref: Any, b: Any, h: Any, first_q: Any) -> Any:
         """The part of a row (B, H, Q) that belongs to a tile, loaded where it is used."""
         orientation = self.operands.orientation
         part, layout = ref.at[b, h, pl.ds(first_q, orientation.query_tile)], mosaic.layout_of(orientation, "q")
-        return rows(Made(lambda: mosaic.load(part, layout), jnp.float32))
+        return rows(Deferred(lambda: mosaic.load(part, layout), jnp.float32))
 
     def _tile(
         self, arrays: Any, algebra: Any, at: Any, simplify: Any, of_rows: Any, partial: Any, staging: Any, carry: Any
@@ -248,27 +249,27 @@ class _Kernel:
         tables = [n for n in partial if forms[n] == "table"]
         needed = {"leaves", *(FACTORS[name][0] for name in self.names), *(["scores"] if tables else [])}
         function = _in_registers(simplify, {n: forms[n] == "scalar" for n in partial if n not in tables}, needed)
-        of_weights = Made(lambda: product("cotangent", "value"), jnp.float32)
-        got = orientation.run(function, algebra, at, full(product("query", "key")), full(of_weights), of_rows)
+        dp = Deferred(lambda: product("cotangent", "value"), jnp.float32)
+        got = orientation.run(function, algebra, at, full(product("query", "key")), full(dp), of_rows)
         for n, new in got["leaves"].items():
             _add(partial[n], 0, new.array)
         for n in tables:
             self._entries(partial[n], n, got["scores"], at, simplify, algebra)
         factors = [FACTORS[name] for name in self.names]
         return tuple(
-            mosaic.accumulate(summed, got[of].array.astype(self.dtype), arrays[other].at[:, self.columns], staging)
-            for (of, other), summed in zip(factors, carry, strict=True)
+            mosaic.accumulate(acc, got[of].array.astype(self.dtype), arrays[other].at[:, self.columns], staging)
+            for (of, other), acc in zip(factors, carry, strict=True)
         )
 
-    def _entries(self, partial: Any, n: int, of_scores: Any, at: Any, simplify: Any, algebra: Any) -> None:
+    def _entries(self, partial: Any, n: int, ds: Any, at: Any, simplify: Any, algebra: Any) -> None:
         """Adds the gradient of each entry of a table."""
 
-        def function(algebra: Any, at: Any, of_scores: Any, e: Any) -> Any:
+        def function(algebra: Any, at: Any, ds: Any, e: Any) -> Any:
             at, algebra = looked_up(at, algebra)
-            return kernel_tiles.entry_gradient(of_scores, n, e, at, algebra, simplify)
+            return kernel_tiles.entry_gradient(ds, n, e, at, algebra, simplify)
 
         def entry(e: Any, carry: Any) -> Any:
-            _add(partial, e, self.operands.orientation.run(function, algebra, at, of_scores, e).array)
+            _add(partial, e, self.operands.orientation.run(function, algebra, at, ds, e).array)
             return carry
 
         lax.fori_loop(0, partial.shape[0], entry, None)
@@ -280,12 +281,12 @@ def _in_registers(simplify: Any, per_row: dict[int, bool], needed: set[str]) -> 
     `per_row` numbers the leaves and says which are scalars to copy to rows.
     """
 
-    def function(algebra: Any, at: Any, scores: Any, of_weights: Any, of_rows: dict[str, Any]) -> Any:
+    def function(algebra: Any, at: Any, scores: Any, dp: Any, of_rows: dict[str, Any]) -> Any:
         at, algebra = looked_up(at, algebra)
         leaves = jax.tree.leaves(algebra, is_leaf=kernel_tiles.is_table)
         shape = (scores.shape[0], 1)
         values = {n: jnp.broadcast_to(leaves[n], shape) if copied else leaves[n] for n, copied in per_row.items()}
-        got = kernel_tiles.tile_gradients(scores, of_weights, of_rows, at, algebra, simplify, values)
+        got = kernel_tiles.tile_gradients(scores, dp, of_rows, at, algebra, simplify, values)
         return {name: getattr(got, name) for name in needed}
 
     return function

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.operands import Operand, Tile, axes
+from mha_kernels.algebra.operands import Operand, Tile, axes
 
 
 class Dropout(Operand):

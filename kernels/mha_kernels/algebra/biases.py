@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.operands import Lookup, Operand, Tile, axes, joined, known
+from mha_kernels.algebra.operands import Lookup, Operand, Tile, axes, joined, known
 
 
 class Bias(Operand):

@@ -1,4 +1,4 @@
-"""Reads the arguments of `attention`: checks each, says what is wrong with it, and bundles them into an `Algebra`."""
+"""Reads the arguments of `attention`: checks each, says what is wrong, and builds an `AttentionSpec` of them."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.algebra import STATISTICS, Algebra, Origin, Positions, accumulation_dtype
-from mha_kernels.biases import Bias, DenseBias
-from mha_kernels.dropout import Dropout, seed_of
-from mha_kernels.masks import DenseMask, Mask
-from mha_kernels.operands import Operand, align, align_array, known, within_reach
+from mha_kernels.algebra.biases import Bias, DenseBias
+from mha_kernels.algebra.dropout import Dropout, seed_of
+from mha_kernels.algebra.masks import DenseMask, Mask
+from mha_kernels.algebra.operands import Operand, align, align_array, known, within_reach
+from mha_kernels.algebra.spec import STATISTICS, AttentionSpec, Origin, Positions, accumulation_dtype
 
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 
@@ -53,7 +53,7 @@ def _check_sizes(arrays: dict[str, jax.Array]) -> None:
         raise ValueError(f"value has shape {arrays['value'].shape}; expected {key.shape[:3]} + (V,), as key")
 
 
-def bundle(
+def build_spec(
     query: jax.Array,
     key: jax.Array,
     *,
@@ -65,7 +65,7 @@ def bundle(
     head_gate: Any = None,
     dropout: Any = None,
     origin: Any = None,
-) -> Algebra:
+) -> AttentionSpec:
     """All other arguments, checked and aligned.
 
     Raises:
@@ -74,7 +74,7 @@ def bundle(
     batch, length_q, heads, width = query.shape
     dtype = accumulation_dtype(query, key)
     sizes = {"B": batch, "H": heads, "Q": length_q, "K": key.shape[1]}
-    return Algebra(
+    return AttentionSpec(
         positions=_positions(Origin() if origin is None else origin, batch, heads),
         scale=_scalar("scale", 1 / math.sqrt(width) if scale is None else scale, dtype),
         softcap=None if softcap is None else _scalar("softcap", softcap, dtype, positive=True),

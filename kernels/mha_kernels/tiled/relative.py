@@ -2,7 +2,7 @@
 
 A bias that depends on key - query alone has Q + K - 1 values, not Q K. Each row of a tile is the row above moved by
 one entry, so a tile is made of slices of one line; and the gradient of the line sums rows, where that of a table looked
-up at every entry would scatter Q K numbers. `by_distance` puts such lines in the place of the biases, and gives the way
+up at every entry would scatter Q K numbers. `to_toeplitz` puts such lines in the place of the biases, and gives the way
 back for their gradients. O(Q + K) memory for each head that has a table of its own.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels.algebra import Algebra, Positions, partition
-from mha_kernels.biases import Bias, RelativeBias, SumBias, is_steady
-from mha_kernels.operands import Tile, axes, lookup_by_gather
-from mha_kernels.sizes import Sizes
+from mha_kernels.algebra.biases import Bias, RelativeBias, SumBias, is_steady
+from mha_kernels.algebra.operands import Tile, axes, lookup_by_gather
+from mha_kernels.algebra.spec import AttentionSpec, Positions, partition
+from mha_kernels.tiled.sizes import Sizes
 
 
-class LineBias(Bias):
+class ToeplitzBias(Bias):
     """values[h, key - query - first]: a relative bias at every distance from `first` on; low, high as in `steady`."""
 
     values: jax.Array = axes("HN")
@@ -40,10 +40,10 @@ class LineBias(Bias):
         return is_steady(at, self.low, self.high)
 
 
-def by_distance(
-    algebra: Algebra, wanted: tuple[bool, ...], sizes: Sizes, dtype: Any, arithmetic: bool = False
-) -> tuple[Algebra, tuple[bool, ...], Callable[[list], list]]:
-    """The algebra with every relative bias as a `LineBias` of `dtype`, and what that does to its gradients.
+def to_toeplitz(
+    algebra: AttentionSpec, wanted: tuple[bool, ...], sizes: Sizes, dtype: Any, arithmetic: bool = False
+) -> tuple[AttentionSpec, tuple[bool, ...], Callable[[list], list]]:
+    """The algebra with every relative bias as a `ToeplitzBias` of `dtype`, and what that does to its gradients.
 
     wanted marks the leaves to differentiate. arithmetic: also biases that need no table. Returns the algebra, the
     leaves wanted of it, and the function that takes their gradients to those of the leaves wanted of the one given.
@@ -57,13 +57,13 @@ def by_distance(
     marked = jax.tree.unflatten(jax.tree.structure(algebra), wanted)
     # Of a line, the values are wanted where any leaf of its bias is.
 
-    def mark(bias: Any) -> LineBias:
-        return LineBias(any(jax.tree.leaves(bias)), False)  # type: ignore[arg-type]
+    def mark(bias: Any) -> ToeplitzBias:
+        return ToeplitzBias(any(jax.tree.leaves(bias)), False)  # type: ignore[arg-type]
 
     marks = tuple(jax.tree.leaves(_with_lines(marked, is_line, mark)))
     chosen, rebuild = partition(algebra, wanted)
 
-    def lines(chosen: list) -> tuple[list, Algebra]:
+    def lines(chosen: list) -> tuple[list, AttentionSpec]:
         new = _with_lines(rebuild(chosen), is_line, lambda bias: _line(bias, algebra.positions, sizes, dtype))
         return partition(new, marks)[0], new
 
@@ -71,18 +71,20 @@ def by_distance(
     return new, marks, lambda gradients: pull_back(gradients)[0]
 
 
-def _with_lines(algebra: Algebra, is_line: Callable[[Bias], bool], line: Callable[[Any], LineBias]) -> Algebra:
+def _with_lines(
+    algebra: AttentionSpec, is_line: Callable[[Bias], bool], line: Callable[[Any], ToeplitzBias]
+) -> AttentionSpec:
     """The algebra with `line` of every part of its bias that is one in that part's place."""
     parts = algebra.bias.parts()  # type: ignore[union-attr]
     new = tuple(line(part) if is_line(part) else part for part in parts)
     return dataclasses.replace(algebra, bias=SumBias(new) if isinstance(algebra.bias, SumBias) else new[0])
 
 
-def _line(bias: RelativeBias, positions: Positions, sizes: Sizes, dtype: Any) -> LineBias:
+def _line(bias: RelativeBias, positions: Positions, sizes: Sizes, dtype: Any) -> ToeplitzBias:
     """The bias at every distance that the padded problem has."""
     length_q, length_k = sizes.padded
     first = positions.key - positions.query - (length_q - 1)
     bias = jax.tree.map(lambda leaf: leaf.astype(dtype), bias)
     distances = first + jnp.arange(length_q + length_k - 1, dtype=jnp.int32).reshape(1, 1, 1, -1)
     values = bias.of_distance(distances, lookup_by_gather)
-    return LineBias(values[:, :, :, None], first, *bias.steady())
+    return ToeplitzBias(values[:, :, :, None], first, *bias.steady())

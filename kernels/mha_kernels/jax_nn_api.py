@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_kernels.algebra.masks import CausalMask, DenseMask, KeyPaddingMask, Mask, WindowMask
+from mha_kernels.algebra.operands import known
 from mha_kernels.api import attention_with_statistics
-from mha_kernels.checks import check_arrays
-from mha_kernels.masks import CausalMask, DenseMask, KeyPaddingMask, Mask, WindowMask
-from mha_kernels.operands import known
+from mha_kernels.arguments import check_arrays
 
 
 def dot_product_attention(

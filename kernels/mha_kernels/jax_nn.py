@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_kernels.algebra import Algebra, HeadStatistics
-from mha_kernels.masks import CausalMask, WindowMask
-from mha_kernels.reference import whole
+from mha_kernels.algebra.masks import CausalMask, WindowMask
+from mha_kernels.algebra.spec import AttentionSpec, HeadStatistics, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +21,9 @@ class JaxNN:
 
     name: str
 
-    def declines(self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...]) -> str | None:
+    def unsupported_reason(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, algebra: AttentionSpec, statistics: tuple[str, ...]
+    ) -> str | None:
         """Why jax.nn cannot do the job as the algebra defines it; None where it can."""
         for absent, what in (
             (algebra.softcap, "softcap"),
@@ -42,13 +43,13 @@ class JaxNN:
             return "XLA sums no products of a single bfloat16 row in float32 on a CPU, before JAX 0.11"
         if value.shape[-1] != query.shape[-1]:
             return f"jax.nn needs values as wide as keys; they are {value.shape[-1]} and {query.shape[-1]}"
-        reason = _mask_declines(query, key, algebra)
+        reason = _mask_unsupported_reason(query, key, algebra)
         if reason is None and algebra.bias is not None and algebra.bias.forbids:
             reason = "a bias of -inf may leave a query without keys, where jax.nn gives NaN"
-        return reason or (self._cudnn_declines(query, algebra) if self.name == "cudnn" else None)
+        return reason or (self._cudnn_unsupported_reason(query, algebra) if self.name == "cudnn" else None)
 
     @staticmethod
-    def _cudnn_declines(query: Any, algebra: Algebra) -> str | None:
+    def _cudnn_unsupported_reason(query: jax.Array, algebra: AttentionSpec) -> str | None:
         if jax.default_backend() != "gpu":
             return f"cuDNN needs an NVIDIA GPU; the default backend is {jax.default_backend()}"
         if query.dtype not in (jnp.float16, jnp.bfloat16):
@@ -62,7 +63,13 @@ class JaxNN:
         return None
 
     def attend(
-        self, query: Any, key: Any, value: Any, algebra: Algebra, statistics: tuple[str, ...], precision: Any
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        algebra: AttentionSpec,
+        statistics: tuple[str, ...],
+        precision: Any,
     ) -> tuple[jax.Array, HeadStatistics]:
         """Output (B, Q, H, V) and no statistics."""
         (_, length_q, _, _), (_, length_k, _, _) = query.shape, key.shape
@@ -85,9 +92,9 @@ class JaxNN:
         return output, HeadStatistics()
 
 
-def _mask_declines(query: Any, key: Any, algebra: Algebra) -> str | None:
+def _mask_unsupported_reason(query: jax.Array, key: jax.Array, algebra: AttentionSpec) -> str | None:
     """jax.nn attends evenly where a query has no key: only masks that cannot leave one are its own."""
-    known = (*algebra.positions[2:], algebra.scale)
+    known: tuple[Any, ...] = (*algebra.positions[2:], algebra.scale)
     mask = algebra.mask
     if isinstance(mask, CausalMask | WindowMask):
         known += tuple(leaf for leaf in jax.tree.leaves(mask))

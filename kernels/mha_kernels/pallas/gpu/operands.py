@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mha_kernels import kernel_tiles, mosaic
-from mha_kernels.algebra import Algebra, running, simplest
-from mha_kernels.kernel_tiles import Table, form
-from mha_kernels.operands import Tile
-from mha_kernels.registers import Made, Orientation, columns, full, is_value, rows, scalar
-from mha_kernels.sizes import Sizes
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import AttentionSpec, running, simplest
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.gpu import mosaic
+from mha_kernels.pallas.gpu.registers import Deferred, Orientation, columns, full, is_value, rows, scalar
+from mha_kernels.pallas.kernel_tiles import Table, form
+from mha_kernels.tiled.sizes import Sizes
 
 
 class Operands:
@@ -24,7 +25,7 @@ class Operands:
     arrays: what the kernel is given, one a leaf; a whole Q x K array is turned where tiles are.
     """
 
-    def __init__(self, sizes: Sizes, algebra: Algebra, orientation: Orientation) -> None:
+    def __init__(self, sizes: Sizes, algebra: AttentionSpec, orientation: Orientation) -> None:
         self.sizes, self.orientation = sizes, orientation
         self.leaves, self.structure = jax.tree.flatten(algebra)
         self.forms = [form(leaf) for leaf in self.leaves]
@@ -39,12 +40,12 @@ class Operands:
             leaf = leaf.astype(jnp.float32)
         return leaf.reshape(leaf.shape[0] * leaf.shape[1], -1)
 
-    def read(self, refs: list, b: Any, h: Any, first_q: Any, first_k: Any) -> Algebra:
-        """The algebra on the tile at (first_q, first_k) as an `Algebra` of `Value`, tables as lists of them."""
+    def read(self, refs: list, b: Any, h: Any, first_q: Any, first_k: Any) -> AttentionSpec:
+        """The algebra on the tile at (first_q, first_k) as an `AttentionSpec` of `Value`, tables as lists of them."""
         values = [self._value(n, ref, b, h, first_q, first_k) for n, ref in enumerate(refs)]
         return jax.tree.unflatten(self.structure, values)
 
-    def read_rows(self, refs: list, b: Any, h: Any) -> Algebra:
+    def read_rows(self, refs: list, b: Any, h: Any) -> AttentionSpec:
         """What acts on the rows of a head, tiles aside: scale, sink and gate."""
         scalars = [n if kind == "scalar" else None for n, kind in enumerate(self.forms)]
         values = [None if n is None else self._value(n, refs[n], b, h, 0, 0) for n in scalars]
@@ -68,18 +69,20 @@ class Operands:
         return full(self._loaded(leaf, ref.at[row, head, *place], mosaic.plgpu.Layout.WGMMA))
 
     @staticmethod
-    def _loaded(leaf: jax.Array, ref: Any, layout: Any) -> Made:
+    def _loaded(leaf: jax.Array, ref: Any, layout: Any) -> Deferred:
         """What lies at `ref`, brought to registers where it is used."""
-        return Made(lambda: _truth(leaf, mosaic.load(ref, layout)), leaf.dtype)
+        return Deferred(lambda: _truth(leaf, mosaic.load(ref, layout)), leaf.dtype)
 
-    def at(self, algebra: Algebra, first_q: Any, first_k: Any) -> "Place":
+    def at(self, algebra: AttentionSpec, first_q: Any, first_k: Any) -> "Place":
         """Positions of the tile at (first_q, first_k) of a padded problem."""
         place, orientation = algebra.positions, self.orientation
         start_q, start_k = place.query.array + first_q, place.key.array + first_k
 
-        def along(letter: str, start: Any) -> Made:
+        def along(letter: str, start: Any) -> Deferred:
             size, layout = orientation.size(letter), mosaic.layout_of(orientation, letter)
-            return Made(lambda: start + mosaic.plgpu.broadcasted_iota(jnp.int32, (size,), 0, layout=layout), jnp.int32)
+            return Deferred(
+                lambda: start + mosaic.plgpu.broadcasted_iota(jnp.int32, (size,), 0, layout=layout), jnp.int32
+            )
 
         spans = (start_q, start_q + orientation.query_tile - 1), (start_k, start_k + orientation.key_tile - 1)
         absent: Any = None  # functions are no values: `looked_up` brings the lookup
@@ -91,11 +94,11 @@ class Operands:
         return Place(place.batch, place.head, query, key, span_q, span_k, absent, end)
 
     def by_kind(
-        self, kinds: Any, at: "Place", algebra: Algebra, where: tuple, work: Callable[..., Any], carry: Any
+        self, kinds: Any, at: "Place", algebra: AttentionSpec, where: tuple, work: Callable[..., Any], carry: Any
     ) -> Any:
         """work(at, simplify, carry) in the form that the kind of the tile needs; the carry itself where it is empty.
 
-        kinds: of `Visits`. where: example, head, tile of queries and tile of keys.
+        kinds: of `TileSchedule`. where: example, head, tile of queries and tile of keys.
         """
         branches = (
             lambda carry: carry,
@@ -105,7 +108,7 @@ class Operands:
         kind = self._kind(kinds, at, algebra, *where)
         return branches[kind](carry) if isinstance(kind, int) else lax.switch(kind, branches, carry)
 
-    def _kind(self, kinds: Any, at: "Place", algebra: Algebra, b: Any, h: Any, i: Any, j: Any) -> Any:
+    def _kind(self, kinds: Any, at: "Place", algebra: AttentionSpec, b: Any, h: Any, i: Any, j: Any) -> Any:
         """0 nothing to do, 1 the general case, 2 simple; a number where it is always the same."""
         entry = None
         if kinds is not None:

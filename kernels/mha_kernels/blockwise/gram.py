@@ -5,18 +5,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_kernels import tile
-from mha_kernels.algebra import Algebra, accumulation_dtype
-from mha_kernels.blockwise import Blockwise, clean
-from mha_kernels.operands import Tile
-from mha_kernels.tiling import Programs, choose, loop
-from mha_kernels.transforms import run
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import AttentionSpec, accumulation_dtype
+from mha_kernels.blockwise.driver import Blockwise, zero_unattended
+from mha_kernels.blockwise.grid import Programs, choose, loop
+from mha_kernels.tiled.transforms import run
 
 TILE = 256
 
 
 @jax.jit
-def gram(query: Any, key: Any, algebra: Algebra) -> jax.Array:
+def gram(query: jax.Array, key: jax.Array, algebra: AttentionSpec) -> jax.Array:
     """sum_ij p_a(i, j) p_b(i, j), (B, H, H), by two passes over tiles: log-sum-exp first, then the products."""
     dtype = accumulation_dtype(query, key)
     _, statistics = run(Blockwise(), query, key, jnp.zeros_like(key[..., :1]), algebra, ("lse",), None)
@@ -35,12 +35,12 @@ def gram(query: Any, key: Any, algebra: Algebra) -> jax.Array:
 
         def query_tile(i: Any, total: jax.Array) -> jax.Array:
             def key_tile(j: Any, total: jax.Array) -> jax.Array:
-                def work(at: Tile, part: Algebra, simplify: Any, total: jax.Array) -> jax.Array:
-                    queries, keys, _ = clean(
+                def work(at: Tile, part: AttentionSpec, simplify: Any, total: jax.Array) -> jax.Array:
+                    queries, keys, _ = zero_unattended(
                         grid.rows_q(query, i), grid.rows_k(key, j), grid.rows_k(key, j), at, simplify(part)
                     )
                     product = jnp.einsum("pqe,pke->pqk", queries, keys)
-                    weights = tile.normalised(tile.tile_scores(product, at, simplify(part)), grid.rows_q(rows, i))
+                    weights = tile.normalize(tile.tile_scores(product, at, simplify(part)), grid.rows_q(rows, i))
                     return total + jnp.einsum("aqk,bqk->ab", weights, weights)
 
                 return grid.visit(algebra, programs, i, j, work, total)

@@ -19,13 +19,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mha_kernels import kernel_tiles, tile
-from mha_kernels.algebra import Algebra
-from mha_kernels.driver import Backward
-from mha_kernels.kernel_tiles import entry_gradient, is_table, tile_gradients
-from mha_kernels.operands import Tile
-from mha_kernels.sizes import Sizes, pad
-from mha_kernels.tpu_operands import (
+from mha_kernels.algebra import tile
+from mha_kernels.algebra.operands import Tile
+from mha_kernels.algebra.spec import AttentionSpec
+from mha_kernels.pallas import kernel_tiles
+from mha_kernels.pallas.kernel_tiles import entry_gradient, is_table, tile_gradients
+from mha_kernels.pallas.tpu.operands import (
     LANES,
     Blocks,
     Operands,
@@ -36,6 +35,8 @@ from mha_kernels.tpu_operands import (
     visited,
     widened,
 )
+from mha_kernels.tiled.driver import Backward
+from mha_kernels.tiled.sizes import Sizes, pad
 
 
 class Inputs(NamedTuple):
@@ -46,24 +47,24 @@ class Inputs(NamedTuple):
     value: Any
     cotangent: Any
     lse: Any
-    correction: Any
+    delta: Any
     of_statistics: dict[str, Any]
     leaves: list[Any]
     kinds: Any
 
 
 def backward(driver: Any, task: Backward) -> tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]:
-    """See `driver.Driver`."""
+    """See `tiled.driver.Driver`."""
     sizes = driver.sizes(task.query, task.key)
     wide = task._replace(**widened({name: getattr(task, name) for name in ("query", "key", "value", "algebra")}))
     algebra = sizes.pad_algebra(wide.algebra)
     operands = Operands(sizes, algebra)
-    seen = kernel_tiles.visits(algebra, sizes, keys=True)
+    seen = kernel_tiles.schedule_tiles(algebra, sizes, keys=True)
     call = _Call(driver.interpret, sizes, operands, _inputs(wide, sizes, operands, seen), dot(task.precision))
     chosen = task.on_tiles()
     dq, found = call.queries(seen, [n for n in chosen if operands.forms[n] in ("scalar", "table", "row")])
     columns = [n for n in chosen if operands.forms[n] == "column"]
-    dk, dv, of_columns = call.keys(kernel_tiles.visits(algebra, sizes, keys=False), columns)
+    dk, dv, of_columns = call.keys(kernel_tiles.schedule_tiles(algebra, sizes, keys=False), columns)
     found |= of_columns
     for n in chosen:
         if operands.forms[n] == "full":
@@ -76,10 +77,10 @@ def backward(driver: Any, task: Backward) -> tuple[jax.Array, jax.Array, jax.Arr
     return dq, dk, dv, task.to_leaves(found)
 
 
-def _inputs(task: Backward, sizes: Sizes, operands: Operands, seen: kernel_tiles.Visits) -> Inputs:
+def _inputs(task: Backward, sizes: Sizes, operands: Operands, seen: kernel_tiles.TileSchedule) -> Inputs:
     """The arrays of the task as the kernels read them."""
     length_q, length_k = sizes.padded
-    arrays = kernel_tiles.clean(task.query, task.key, task.value, task.algebra, sizes)
+    arrays = kernel_tiles.zero_unattended(task.query, task.key, task.value, task.algebra, sizes)
     arrays = (*arrays, task.output_cotangent.astype(task.query.dtype))
     lengths = (length_q, length_k, length_k, length_q)
 
@@ -90,7 +91,7 @@ def _inputs(task: Backward, sizes: Sizes, operands: Operands, seen: kernel_tiles
     return Inputs(
         *(query, key, value, cotangent),
         row(task.lse, jnp.inf),  # probabilities of padded rows are exactly zero
-        row(task.correction),
+        row(task.delta),
         {name: row(cotangent) for name, cotangent in task.cotangents.items()},
         operands.arrays,
         seen.kinds,
@@ -107,7 +108,7 @@ class _Call:
     inputs: Inputs
     dot: Callable[..., jax.Array]
 
-    def specs(self, spec: Blocks, seen: kernel_tiles.Visits) -> Inputs:
+    def specs(self, spec: Blocks, seen: kernel_tiles.TileSchedule) -> Inputs:
         inputs, rows = self.inputs, spec.rows()
         return Inputs(
             *(
@@ -144,7 +145,7 @@ class _Call:
     def shaped(self, *shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return kernel_tiles.shaped(shape, dtype, self.inputs.query)
 
-    def queries(self, seen: kernel_tiles.Visits, chosen: list[int]) -> tuple[jax.Array, dict[int, jax.Array]]:
+    def queries(self, seen: kernel_tiles.TileSchedule, chosen: list[int]) -> tuple[jax.Array, dict[int, jax.Array]]:
         sizes, operands = self.sizes, self.operands
 
         def place(b: Any, h: Any, i: Any, step: Any, first: Any, count: Any) -> tuple[Any, ...]:
@@ -182,7 +183,9 @@ class _Call:
                 found[n] = found[n][..., 0].reshape(sizes.batch, sizes.heads, 1, 1, *rest)
         return dq, found
 
-    def keys(self, seen: kernel_tiles.Visits, chosen: list[int]) -> tuple[jax.Array, jax.Array, dict[int, jax.Array]]:
+    def keys(
+        self, seen: kernel_tiles.TileSchedule, chosen: list[int]
+    ) -> tuple[jax.Array, jax.Array, dict[int, jax.Array]]:
         sizes = self.sizes
 
         def place(b: Any, g: Any, j: Any, step: Any, first: Any, count: Any) -> tuple[Any, ...]:
@@ -209,7 +212,7 @@ class _Call:
             "attention_backward_keys",
         )
 
-    def full(self, seen: kernel_tiles.Visits, which: int) -> jax.Array:
+    def full(self, seen: kernel_tiles.TileSchedule, which: int) -> jax.Array:
         sizes = self.sizes
         rows, heads, *lengths = self.operands.leaves[which].shape
         shared_b, shared_h = sizes.batch // rows, sizes.heads // heads
@@ -229,14 +232,14 @@ class _Call:
 
 
 def _tile(
-    dot: Any, inputs: Inputs, algebra: Algebra, at: Tile, simplify: Any, values: dict[int, Any]
+    dot: Any, inputs: Inputs, algebra: AttentionSpec, at: Tile, simplify: Any, values: dict[int, Any]
 ) -> tile.TileGradients:
     """One tile; `values` are the leaves to differentiate, in the shape their gradient is wanted in."""
     rows = {name: to_column(ref[0, 0]) for name, ref in inputs.of_statistics.items()}
-    rows |= {"lse of softmax": to_column(inputs.lse[0, 0]), "correction": to_column(inputs.correction[0, 0])}
+    rows |= {"lse of softmax": to_column(inputs.lse[0, 0]), "delta": to_column(inputs.delta[0, 0])}
     product = dot(inputs.query[0, 0], inputs.key[0, 0], (1, 1))
-    of_weights = dot(inputs.cotangent[0, 0], inputs.value[0, 0], (1, 1))
-    return tile_gradients(product, of_weights, rows, at, algebra, simplify, values)
+    dp = dot(inputs.cotangent[0, 0], inputs.value[0, 0], (1, 1))
+    return tile_gradients(product, dp, rows, at, algebra, simplify, values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,13 +248,13 @@ class _Queries:
     operands: Operands
     dot: Callable[..., jax.Array]
 
-    def __call__(self, first: Any, count: Any, inputs: Inputs, dq: Any, found: Any, summed: Any, rows: Any) -> None:
+    def __call__(self, first: Any, count: Any, inputs: Inputs, dq: Any, found: Any, acc: Any, rows: Any) -> None:
         b, h, i, step = (pl.program_id(axis) for axis in range(4))
         algebra = self.operands.read(inputs.leaves, b, h)
 
         @pl.when(step == 0)
         def _() -> None:
-            for ref in (summed, *rows.values()):
+            for ref in (acc, *rows.values()):
                 ref[...] = jnp.zeros_like(ref)
 
         @pl.when((step == 0) & (i == 0))
@@ -259,12 +262,12 @@ class _Queries:
             for n in found.keys() - rows.keys():
                 found[n][...] = jnp.zeros_like(found[n])
 
-        def work(at: Tile, simplify: Callable[[Algebra], Algebra]) -> None:
+        def work(at: Tile, simplify: Callable[[AttentionSpec], AttentionSpec]) -> None:
             leaves = jax.tree.leaves(algebra, is_leaf=is_table)
             column = (self.sizes.query_tile, 1)
             values = {n: jnp.broadcast_to(leaves[n], column) for n in found if not is_table(leaves[n])}
             got = _tile(self.dot, inputs, algebra, at, simplify, values)
-            summed[...] += self.dot(got.product.astype(inputs.key.dtype), inputs.key[0, 0], (1, 0))
+            acc[...] += self.dot(got.product.astype(inputs.key.dtype), inputs.key[0, 0], (1, 0))
             for n, new in got.leaves.items():
                 if n in rows:
                     rows[n][...] += new
@@ -285,7 +288,7 @@ class _Queries:
 
         @pl.when(step == self.sizes.tiles_k - 1)
         def _() -> None:
-            dq[0, 0] = summed[...].astype(dq.dtype)
+            dq[0, 0] = acc[...].astype(dq.dtype)
             for n, ref in rows.items():
                 found[n][0, 0] = to_row(ref[...])
 
@@ -311,7 +314,7 @@ class _Keys:
             for ref in columns.values():
                 ref[...] = jnp.zeros_like(ref)
 
-        def work(at: Tile, simplify: Callable[[Algebra], Algebra]) -> None:
+        def work(at: Tile, simplify: Callable[[AttentionSpec], AttentionSpec]) -> None:
             leaves = jax.tree.leaves(algebra, is_leaf=is_table)
             got = _tile(self.dot, inputs, algebra, at, simplify, {leaf: leaves[leaf] for leaf in found})
             sum_v[...] += self.dot(got.weights.astype(inputs.cotangent.dtype), inputs.cotangent[0, 0], (0, 0))
@@ -350,7 +353,7 @@ class _Full:
         def _() -> None:
             found[...] = jnp.zeros_like(found)
 
-        def work(at: Tile, simplify: Callable[[Algebra], Algebra]) -> None:
+        def work(at: Tile, simplify: Callable[[AttentionSpec], AttentionSpec]) -> None:
             leaf = jax.tree.leaves(algebra, is_leaf=is_table)[self.which]
             got = _tile(self.dot, inputs, algebra, at, simplify, {self.which: leaf})
             found[0, 0] += got.leaves[self.which].astype(jnp.float32)

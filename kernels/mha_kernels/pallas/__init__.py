@@ -1,0 +1,1 @@
+"""Kernels in Pallas: what both accelerators share, and a room for each."""

@@ -1,0 +1,1 @@
+"""The TPU kernel: operands, forward and backward passes."""
