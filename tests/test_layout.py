@@ -32,6 +32,14 @@ MAY_IMPORT = {
         "mha_research.run_dir",
         "mha_research.training",
     },
+    "mha_research.export": {
+        "mha_research.analysis",
+        "mha_research.config",
+        "mha_research.factory",
+        "mha_research.interop",
+        "mha_research.run_dir",
+        "mha_research.tasks",
+    },
     "mha_research.sweeps": MADE | {"mha_research.analysis", "mha_research.run_dir", "mha_research.training"},
 }
 OURS = ("mha_kernels", "mha_research", "experiments", "configs", "tests")
