@@ -62,7 +62,7 @@ def _(module: DifferentialAttention, queries: int, keys: int, causal: bool) -> i
 @_pairs.register
 def _(module: PerformerAttention, queries: int, keys: int, causal: bool) -> int:
     width = module.value_head_dim + 1  # the values, and the ones that count
-    features = module.num_features * (1 if module.kind == "positive" else 2)
+    features = module.num_features * (1 if module.feature_kind == "positive" else 2)
     drawn = (queries + keys) * module.num_heads * module.num_features * module.head_dim
     if not causal:
         return drawn + module.num_heads * features * (keys * module.value_head_dim + queries * width)

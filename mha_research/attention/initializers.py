@@ -38,6 +38,11 @@ def orthogonal(scale: float = 1.0, num_heads: int | None = None, head_axis: int 
     `num_heads` every head's block is orthogonal by itself and independent of the others: columns are cut for query, key
     and value (``head_axis=1``), rows for the output projection (``head_axis=0``). Saxe et al. 2014.
 
+    Args:
+        scale: every singular value
+        num_heads: blocks that are orthogonal by themselves; the whole matrix unless given
+        head_axis: the axis that is cut
+
     Raises ValueError when the cut axis is no multiple of `num_heads`, and for numbers that make no sense.
     """
     check_integers("orthogonal", num_heads=num_heads)
@@ -82,6 +87,10 @@ def svd_decay(rate: float = 0.95, match_norm: bool = False) -> Initializer:
     start near zero and attention near uniform; `match_norm` rescales W to the Xavier norm, ||W||_F^2 = 2 in out / (in +
     out), so that the shape of the spectrum is compared and not its size. The proposal has no published source; it is
     here to be tested.
+
+    Args:
+        rate: ratio of successive singular values
+        match_norm: scale to the Frobenius norm of xavier_uniform
 
     Raises ValueError unless 0 < rate <= 1.
     """

@@ -13,6 +13,7 @@ from flax import nnx
 
 import mha_kernels
 from mha_kernels import Bias, CausalMask, Dropout, Mask, Origin
+from mha_research.attention.kind import AllowedValues
 from mha_research.attention import cache as caching
 from mha_research.attention import initializers
 from mha_research.attention.arguments import as_gate, check_inputs, check_kinds, check_numbers, check_rngs, one_key
@@ -71,6 +72,8 @@ class MultiHeadAttention(nnx.Module):
     Raises ValueError for sizes that do not fit, a rate outside its range or an unknown scale, TypeError for a choice of
     another type.
     """
+
+    allowed: tuple[AllowedValues, ...] = ()
 
     def __init__(
         self,

@@ -1,27 +1,13 @@
-"""The fields of `model.attention`: the kind of attention, what all kinds share, and what belongs to one of them.
+"""The fields of `model.attention` that all kinds share; those of one kind stand in its own file.
 
-Which of the shared fields a kind cannot take, and why, is in `mha_research/factory/kinds.py`.
+Which of the shared fields a kind cannot take, and why, it says itself (`allowed`, see `mha_research/attention/kind.py`).
 """
 
-from mha_research.config.schema import Choice, Schema, field, optional, optional_sequence
-
-_BASE = optional(float, "wavelength base of rotary and sinusoidal positions (10000)", bounds="(0, inf)")
-
+from mha_research.config.doors import door
+from mha_research.config.schema import Choice, Schema, field, optional
 
 def _initializer(doc: str) -> Choice:
-    return Choice(
-        "xavier_uniform",
-        {
-            "xavier_uniform": {},
-            "orthogonal": {},
-            "identity": {},
-            "svd_decay": {
-                "rate": optional(float, "ratio of successive singular values (0.95)"),
-                "match_norm": optional(bool, "scale to the Frobenius norm of xavier_uniform (False)"),
-            },
-        },
-        doc,
-    )
+    return door("xavier_uniform", "mha_research.attention.registry:INITIALIZERS", doc, given=())
 
 
 COMMON: Schema = {
@@ -43,20 +29,11 @@ COMMON: Schema = {
     "softcap": optional(float, "scores become softcap * tanh(score / softcap)", bounds="(0, inf)"),
     "normalize_qk": field(False, "normalise queries and keys before the scores"),
     "sink": field(False, "a learned logit per head that joins the softmax"),
-    "position": Choice(
+    "position": door(
         "rotary",
-        {
-            "none": {},
-            "rotary": {"base": _BASE, "interleaved": optional(bool, "pairs are neighbours, as in the paper (False)")},
-            "alibi": {"trainable": optional(bool, "learn the slopes (False)")},
-            "relative": {
-                "kind": optional(str, "T5 buckets, clipped or full distance (t5)", ("t5", "clipped", "distance")),
-                "num_buckets": optional(int, "T5 buckets (32)"),
-                "max_distance": optional(int, "distance of the last bucket, or of the clip (128)"),
-                "shared": optional(bool, "one table for all heads (False)"),
-            },
-        },
+        "mha_research.attention.registry:POSITIONS",
         "positions inside the attention",
+        given=("bidirectional",),
     ),
     "query_init": _initializer("initialiser of the query projection"),
     "key_init": _initializer("initialiser of the key projection"),
@@ -79,6 +56,7 @@ COMMON: Schema = {
         },
         "dropping of whole heads",
     ),
+    "output_projection": field(True, "the matrix W_O after the heads; without it they are the output, side by side"),
     "packed": field(False, "query, key and value in one matrix product; starts and trains alike"),
     "adapter_features": optional(int, "width of a bottleneck adapter on the output", bounds="[1, inf)"),
     "gate_output": field(False, "a sigmoid gate on each head's output"),
@@ -87,38 +65,13 @@ COMMON: Schema = {
     "implementation": field("auto", "implementation of the attention: auto, reference, blockwise, ..."),
 }
 
-KINDS = {
-    "multi_head": {},
-    "talking_heads": {},
-    "sigmoid": {"logit_bias": optional(float, "added to the scores before the sigmoid (-log of the task's length)")},
-    "shaw": {
-        "max_distance": optional(int, "offsets beyond it share a row of the tables (16)", bounds="[1, inf)"),
-        "key_table": optional(bool, "relative positions in the keys (True)"),
-        "value_table": optional(bool, "relative positions in the values (True)"),
-    },
-    "differential": {},
-    "collaborative": {
-        "shared_dim": optional(int, "width S that all heads share in query and key (d_model)", bounds="[1, inf)")
-    },
-    "performer": {
-        "num_features": optional(int, "random features m (256)", bounds="[1, inf)"),
-        "feature_kind": optional(str, "of the random features (positive)", ("positive", "hyperbolic", "trigonometric")),
-        "orthogonal": optional(bool, "random directions orthogonal in blocks of the head width (True)"),
-        "redraw_every": optional(
-            int, "updates after which features are drawn anew; evaluations use the first (never)", bounds="[1, inf)"
-        ),
-    },
-    "conv_value": {"kernel_size": optional(int, "tokens up to its own that make a value (3)", bounds="[1, inf)")},
-    "frame_difference": {
-        "difference": optional(
-            str, "the change since the token before joins it or replaces it (concatenate)", ("concatenate", "replace")
-        )
-    },
-    "multi_scale": {
-        "patch_sizes": optional_sequence(
-            int, "tokens of a patch, for each group of num_heads heads (1, 2, 4)", bounds="[1, inf)"
-        )
-    },
-}
+# What the factory passes to a module, and what has no place in a config.
+_GIVEN = (
+    *("in_features", "key_features", "value_features", "layer", "length", "causal"),
+    *("dtype", "param_dtype", "precision", "rngs"),
+    *("out_features", "joint_init", "grid"),
+)
 
-ATTENTION = Choice("multi_head", KINDS, "the attention module", selector="kind", common=COMMON)
+ATTENTION = door(
+    "multi_head", "mha_research.attention.registry:KINDS", "the attention module", _GIVEN, "kind", COMMON
+)

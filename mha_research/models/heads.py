@@ -61,7 +61,7 @@ def _(module: ShawAttention, heads: Heads, options: HeadOptions) -> tuple[Heads,
 @_softmax.register
 def _(module: PerformerAttention, heads: Heads, options: HeadOptions) -> tuple[Heads, dict[str, Any]]:
     """Its estimate p of the probabilities as softmax(0 + log p)."""
-    if module.kind == "trigonometric":
+    if module.feature_kind == "trigonometric":
         raise ValueError("trigonometric features estimate negative probabilities, so the heads have no statistics")
     query, key, value = heads
     weights = module.weights(*heads, options)

@@ -10,9 +10,10 @@ from flax import nnx
 from mha_kernels import HeadStatistics
 from mha_research.attention.cost import multiplications
 from mha_research.models.heads import head_statistics
+from mha_research.models.model import Model
 
 
-class SlotRetrieval(nnx.Module):
+class SlotRetrieval(Model):
     """x = sum_s embed_s(query_s), then x + attention(x, embed(ids), values) for each layer, then a linear read-out.
 
     Keys come from the ids alone and values go into every layer as they are, so the weights of the first layer do not
@@ -21,8 +22,6 @@ class SlotRetrieval(nnx.Module):
     those of the task (`Retrieval`).
     Raises ValueError for a size below 1.
     """
-
-    inputs = ("ids", "values", "queries")
 
     def __init__(
         self,

@@ -4,12 +4,13 @@ import bz2
 import math
 from collections.abc import Mapping
 from functools import cached_property, partial
+from typing import Annotated
 
 import grain
 import numpy as np
 
 from mha_research.tasks.corpus import SPLITS, Corpus, counted, sotu, user_files
-from mha_research.tasks.task import Evaluation, Example, TaskSpec, random_batches
+from mha_research.tasks.task import Evaluation, Example, Task, TaskSpec, random_batches
 
 BOUNDARY, UNKNOWN, FIRST_CHARACTER = 0, 1, 2
 
@@ -87,20 +88,27 @@ def _training_window(stream: Stream, length: int, recency: float, _: int, rng: n
     return stream.window(int(start), length)
 
 
-class CharLM:
+class CharLM(Task):
     """Character language modelling on the sotu speeches, or on the user's own files.
 
     Losses are nats per character, characters of held-out text that training never saw included: they are all the class
     UNKNOWN.
-    Args: `length` L tokens of a window; `files` and the three after it as in `corpus.user_files`; `context` leading
-    tokens of an evaluation window whose targets are counted in the window before, so that no counted character has a
-    shorter past (but those of the first window); `segments` False lets tokens see the document before theirs in a
-    window; `test_lengths` further window lengths for the test text; `recency` r draws training windows with density
-    r (x / n)^(r - 1) at character x of n: uniformly with 1, and the end of the text r times as often as its average,
-    for text that is held out by time.
+    With `context`, no counted character but those of the first window has a shorter past than that. Recency r draws
+    training windows with density r (x / n)^(r - 1) at character x of n, for text that is held out by time.
+
+    Args:
+        length: tokens of one example
+        files: glob of the user's own UTF-8 text files; the speeches of the sotu package unless given
+        split_by: how `files` are held out, document or position (document where there are 3 or more)
+        valid_fraction: share of the characters of `files` held out for validation (0.1)
+        test_fraction: share of the characters of `files` held out for the test (0.1)
+        context: leading tokens of an evaluation window that only give context, counted in the window before
+        segments: documents packed into one window do not attend to each other
+        test_lengths: further window lengths at which the test text is scored, test/...@N
+        recency: how often the end of the training text is drawn, times the average
     """
 
-    ceiling: float | None = None
+    packs_documents = True
 
     def __init__(
         self,
@@ -112,7 +120,7 @@ class CharLM:
         context: int = 0,
         segments: bool = True,
         test_lengths: tuple[int, ...] = (),
-        recency: float = 1.0,
+        recency: Annotated[float, "(0, inf)"] = 1.0,
     ) -> None:
         if not 0 < recency < math.inf:
             raise ValueError(f"task.recency must be positive and finite, got {recency}")
@@ -126,7 +134,7 @@ class CharLM:
         self.corpus: Corpus = user_files(files, **given) if files else sotu()  # type: ignore[arg-type]
         self.fingerprint = self.corpus.fingerprint()
         self.vocabulary = Vocabulary(self.corpus.text("train"))
-        self.spec = TaskSpec("language_model", self.vocabulary.size, length)
+        self.spec = TaskSpec("decoder", self.vocabulary.size, length)
         self.chance = math.log(self.vocabulary.size - UNKNOWN)
         self.context, self.segments, self.test_lengths, self.recency = context, segments, test_lengths, recency
         self._encoded = {

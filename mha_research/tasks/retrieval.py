@@ -1,7 +1,6 @@
 """Look several items up at once: how many heads one layer needs for that is a theorem."""
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -14,8 +13,8 @@ from mha_research.tasks.task import Example, TaskSpec
 class RetrievalSpec(TaskSpec):
     """Its token classes are the n ids, its length the n items; `slots` k are asked for, a value has `features` p."""
 
-    slots: int
-    features: int
+    slots: int = 0
+    features: int = 0
 
 
 def retrieval_example(slots: int, items: int, width: int, _: int, rng: np.random.Generator) -> Example:
@@ -42,11 +41,18 @@ class Retrieval(Drawn):
     targets are an orthonormal one of rank k p, of whose square norm such a map leaves k p - h p (Eckart and Young
     1936). The bound is of one layer: further ones bring h heads each.
 
-    Args: `slots` k, how many items are asked for; `items` n; `width` p of a value; `evaluation_size` examples are held
-    out for each of valid and test. Raises ValueError for sizes that make no task.
+    Args:
+        slots: items k that are asked for at once
+        items: items n of one example
+        width: numbers p of an item's value
+        evaluation_size: number of held-out examples in each of valid and test
+
+    Raises:
+        ValueError: for sizes that make no task.
     """
 
     chance = 1.0
+    ordered = False
 
     def __init__(self, slots: int = 4, items: int = 16, width: int = 8, evaluation_size: int = 256) -> None:
         if min(slots, width, evaluation_size) < 1 or slots > items:
@@ -55,12 +61,8 @@ class Retrieval(Drawn):
                 f"got {slots}, {width}, {evaluation_size} and {items}"
             )
         super().__init__(partial(retrieval_example, slots, items, width), evaluation_size)
-        self.spec: TaskSpec = RetrievalSpec("retrieval", items, items, slots, width)
-        self.notes: tuple[str, ...] = (f"{slots} of {items} items of {width} numbers, {evaluation_size} held out",)
-
-    def baselines(self) -> Mapping[str, Mapping[str, float]]:
-        """No predictor's loss is in nats here; that of zero is `chance`."""
-        return {}
+        self.spec = RetrievalSpec("slot_retrieval", items, items, "squared_error", slots, width)
+        self.notes = (f"{slots} of {items} items of {width} numbers, {evaluation_size} held out",)
 
     def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
         """The normalised mean square error, and the share of examples whose own is below 0.05."""

@@ -7,7 +7,7 @@ from functools import partial
 import grain
 import numpy as np
 
-from mha_research.tasks.task import Evaluation, Example, TaskSpec, random_batches
+from mha_research.tasks.task import Evaluation, Example, Task, TaskSpec, random_batches
 
 
 def copy_example(length: int, vocabulary_size: int, _: int, rng: np.random.Generator) -> Example:
@@ -36,11 +36,8 @@ def _example(sequence: np.ndarray, counted_from: int) -> Example:
     return {"tokens": sequence[:-1], "targets": sequence[1:], "mask": mask}
 
 
-class Drawn:
+class Drawn(Task):
     """A task whose examples are drawn: training from the run's seed, held-out sets from fixed ones of their own."""
-
-    ceiling: float | None = 0.0
-    fingerprint = ""
 
     def __init__(self, draw: Callable[..., Example], evaluation_size: int) -> None:
         self._draw, self._evaluation_size = draw, evaluation_size
@@ -69,18 +66,14 @@ class Generated(Drawn):
                 f"got {length}, {symbols} and {evaluation_size}"
             )
         super().__init__(partial(draw, length, symbols), evaluation_size)
-        self.spec = TaskSpec("language_model", vocabulary_size, length)
+        self.spec = TaskSpec("decoder", vocabulary_size, length)
         self.chance = math.log(symbols)
         drawn = f"generated examples of {length} tokens and {symbols} symbols, {evaluation_size} held out"
-        self.notes: tuple[str, ...] = (drawn,)
+        self.notes = (drawn,)
 
     def baselines(self) -> Mapping[str, Mapping[str, float]]:
         """A uniform guess."""
         return {split: {"uniform": self.chance} for split in ("valid", "test")}
-
-    def metrics(self, loss: float, accuracy: float) -> dict[str, float]:
-        """Nats per counted target, and the share of them that the most probable symbol hits."""
-        return {"loss": loss, "accuracy": accuracy}
 
 
 def _fixed_example(draw: Callable[..., Example], stream: int, index: int) -> Example:
@@ -89,14 +82,26 @@ def _fixed_example(draw: Callable[..., Example], stream: int, index: int) -> Exa
 
 
 def copy(length: int = 32, vocabulary_size: int = 16, evaluation_size: int = 256) -> Generated:
-    """Repeat a random word after a separator: solved by attending a fixed distance back. Its length L must be even."""
+    """Repeat a random word after a separator: solved by attending a fixed distance back. Its length L must be even.
+
+    Args:
+        length: tokens of one example
+        vocabulary_size: number of different symbols that are generated
+        evaluation_size: number of held-out examples in each of valid and test
+    """
     if length % 2:
         raise ValueError(f"task.length must be even for copy, got {length}")
     return Generated(copy_example, length, vocabulary_size, vocabulary_size + 1, evaluation_size)
 
 
 def induction(length: int = 32, vocabulary_size: int = 16, evaluation_size: int = 256) -> Generated:
-    """Go on with a word that repeats: solved by an induction head (Olsson et al. 2022, arXiv:2209.11895)."""
+    """Go on with a word that repeats: solved by an induction head (Olsson et al. 2022, arXiv:2209.11895).
+
+    Args:
+        length: tokens of one example
+        vocabulary_size: number of different symbols that are generated
+        evaluation_size: number of held-out examples in each of valid and test
+    """
     if vocabulary_size < length // 2:
         raise ValueError(
             f"task.vocabulary_size must be at least task.length / 2, got {vocabulary_size} for length {length}"

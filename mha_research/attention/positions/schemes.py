@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ class Alibi(Position):
     """score += -slope_h |i - j|, with the published slopes 2^(-8h/H) for any head count. Press, Smith & Lewis 2022.
 
     Args:
-      trainable: slopes become a parameter that starts there (the paper found no gain in it).
+      trainable: learn the slopes, from the published ones (the paper found no gain in it)
       slopes: other (starting) slopes, one a head.
     """
 
@@ -70,9 +70,13 @@ class Alibi(Position):
 class Rotary(Position):
     """q_i . k_j becomes a function of i - j: pairs of features turned by p * base^(-2i/E). Su et al. 2021; see
     `positions.rotate`.
+
+    Args:
+      base: wavelength base
+      interleaved: pairs are neighbours, as in the paper
     """
 
-    base: float = 10000.0
+    base: Annotated[float, "(0, inf)"] = 10000.0
     interleaved: bool = False
 
     def __post_init__(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mha_research.attention.kind import POSITION, AllowedValues
 from mha_research.attention.arguments import check_integers
 from mha_research.attention.multi_head import MultiHeadAttention
 from mha_research.attention.options import HeadOptions, scale_factor
@@ -19,14 +20,23 @@ class CollaborativeAttention(MultiHeadAttention):
     Cordonnier, Loukas & Jaggi 2020. `shared_dim` S is D unless given; S = H E with m_h the indicator of block h is
     plain attention, which is how the mixing starts (S / H entries a head; the last head takes what is left). `scale` is
     of S / H. Query and key have 2 D S + H S parameters in place of 2 D H E; the scores cost H S in place of H E.
+
+    Args:
+        shared_dim: width S that all heads share in query and key; D unless given
     """
+
+    allowed = (
+        AllowedValues(
+            POSITION, ("none", "alibi", "relative"), "mixing the turned numbers of a pair unlike is not relative"
+        ),
+    )
 
     def __init__(
         self,
         in_features: int,
         num_heads: int,
         *,
-        shared_dim: int | None = None,
+        shared_dim: Annotated[int | None, "[1, inf)"] = None,
         scale: str | float = "inverse_sqrt",
         value_head_dim: int | None = None,
         **choices: Any,

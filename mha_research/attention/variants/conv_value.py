@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from mha_kernels import Mask
+from mha_research.attention.kind import NO_SEGMENTS, ORDERED, AllowedValues
 from mha_research.attention.arguments import as_grid, as_padding, check_integers
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
@@ -44,14 +45,25 @@ class ConvValueAttention(MultiHeadAttention):
     sequence, over earlier tokens only if `causal` (a causal mask alone would leak later tokens through it). Padded
     tokens count as zero. The value projection has kernel_size^n D G V weights in place of D G V. Cannot `decode`, since
     the cache does not keep the inputs.
+
+    Args:
+        kernel_size: tokens up to its own that make a value
+        grid: (rows, columns) of patches
+        causal: earlier tokens only
     """
+
+    allowed = (
+        ORDERED,
+        NO_SEGMENTS,
+        AllowedValues("model.attention.value_init.name", ("xavier_uniform",), "its values are a convolution"),
+    )
 
     def __init__(
         self,
         in_features: int,
         num_heads: int,
         *sizes: Any,
-        kernel_size: int = 3,
+        kernel_size: Annotated[int, "[1, inf)"] = 3,
         grid: tuple[int, int] | None = None,
         causal: bool = False,
         rngs: nnx.Rngs,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mha_research.attention.kind import NO_SEGMENTS, ORDERED
 from mha_research.attention.arguments import as_padding
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
@@ -24,7 +25,12 @@ class FrameDifferenceAttention(MultiHeadAttention):
     "replace" throws the content of a frame away and is offered to be tested; "concatenate" has D H E more parameters
     and begins with the columns of x and of d drawn alike. Delta features are appended in speech recognition (Furui
     1986). Cannot `decode`, since the cache does not keep the last frame.
+
+    Args:
+        difference: the change since the token before joins it or replaces it
     """
+
+    allowed = (ORDERED, NO_SEGMENTS)
 
     def __init__(
         self,

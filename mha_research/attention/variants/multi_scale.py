@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from mha_kernels import CausalMask, Mask, Tile
+from mha_research.attention.kind import NO_SEGMENT_MASK, ORDERED, POSITION, AllowedValues
 from mha_research.attention.arguments import as_gate, as_grid, as_padding, check_inputs, check_integers
 from mha_research.attention.cache import DecodeCache
 from mha_research.attention.multi_head import MultiHeadAttention
@@ -71,19 +72,30 @@ class MultiScaleAttention(nnx.Module):
 
     Args:
       in_features: D. num_heads: heads of every level, or one number a level.
-      patch_sizes: s_l, 1 = single tokens. head_dim, dropout_rate: of every level, or one a level.
+      patch_sizes: tokens s_l of a patch, for each group of num_heads heads
+      head_dim, dropout_rate: of every level, or one a level.
       grid: (rows, columns) of the tokens, row by row. Other choices go to the levels' `MultiHeadAttention`.
 
     Masks are None and `CausalMask()` (a patch is seen when it has ended; not with `grid`), beside `key_padding_mask`.
     Raises ValueError for others, for biases and where lists have other lengths. Cannot decode.
     """
 
+    hands_on_to = MultiHeadAttention
+    allowed = (
+        ORDERED,
+        NO_SEGMENT_MASK,
+        AllowedValues(POSITION, ("none",), "a patch has no one position; see model.position.name"),
+        AllowedValues(
+            "model.attention.drop_head.importance_power", (None, 0.0), "its groups of heads are scored apart"
+        ),
+    )
+
     def __init__(
         self,
         in_features: int,
         num_heads: int | Sequence[int],
         *,
-        patch_sizes: Sequence[int] = (1, 2, 4),
+        patch_sizes: Annotated[tuple[int, ...], "[1, inf)"] = (1, 2, 4),
         head_dim: int | Sequence[int | None] | None = None,
         dropout_rate: float | Sequence[float] = 0.0,
         grid: tuple[int, int] | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from flax import nnx
 
 import mha_kernels
 from mha_kernels import CausalMask, KeyPaddingMask, Mask
+from mha_research.attention.kind import NO_SEGMENT_MASK, POSITION, AllowedValues
 from mha_research.attention.arguments import as_padding, check_integers, check_numbers
 from mha_research.attention.multi_head import MultiHeadAttention
 from mha_research.attention.options import HeadOptions, gated
@@ -40,25 +41,35 @@ class PerformerAttention(MultiHeadAttention):
     sums over chunks of 64). Every exponential is shifted by the largest so far, so none overflows and no later key is
     seen; the trigonometric estimate may have a denominator near zero, where it is guarded but means nothing.
 
-    Args beside those of `MultiHeadAttention`:
-      num_features: m, 256 in the paper's code. kind: of `favor_features`. orthogonal: rows orthogonal in blocks of E.
-      redraw_every: a new projection after this many steps of the call's `step`, a pure function of the two; None keeps
-        one.
+    Args:
+        num_features: random features m
+        feature_kind: of the random features, see `favor_features`
+        orthogonal: random directions orthogonal in blocks of the head width
+        redraw_every: updates after which features are drawn anew, a pure function of the call's `step`; evaluations use
+            the first; never unless given
 
     Masks are None, `CausalMask()` and key padding, joined or not. Raises ValueError for others, for biases, and for
     dropout of probabilities, sinks, softcap and a bias key, none of which an estimate has. `decode` and
     `return_weights` form the estimate of each probability, O(Q K).
     """
 
+    allowed = (
+        NO_SEGMENT_MASK,
+        AllowedValues(POSITION, ("none", "rotary"), "nothing can be added to scores that are never formed"),
+        AllowedValues(
+            "model.attention.implementation", ("auto", "reference"), "it has an implementation of its own"
+        ),
+    )
+
     def __init__(
         self,
         in_features: int,
         num_heads: int,
         *sizes: Any,
-        num_features: int = 256,
-        kind: Kind = "positive",
+        num_features: Annotated[int, "[1, inf)"] = 256,
+        feature_kind: Kind = "positive",
         orthogonal: bool = True,
-        redraw_every: int | None = None,
+        redraw_every: Annotated[int | None, "[1, inf)"] = None,
         rngs: nnx.Rngs,
         **choices: Any,
     ):
@@ -66,11 +77,12 @@ class PerformerAttention(MultiHeadAttention):
             if choices.get(name):
                 raise ValueError(f"PerformerAttention takes no {name}")
         check_integers("PerformerAttention", num_features=num_features, redraw_every=redraw_every)
-        if kind not in KINDS:
-            raise ValueError(f"PerformerAttention: kind must be one of {KINDS}, got {kind!r}")
+        if feature_kind not in KINDS:
+            raise ValueError(f"PerformerAttention: feature_kind must be one of {KINDS}, got {feature_kind!r}")
         super().__init__(in_features, num_heads, *sizes, rngs=rngs, **choices)
         check_numbers("PerformerAttention", positive=True, scale=self.scale)
-        self.num_features, self.kind, self.orthogonal, self.redraw_every = num_features, kind, orthogonal, redraw_every
+        self.num_features, self.feature_kind = num_features, feature_kind
+        self.orthogonal, self.redraw_every = orthogonal, redraw_every
         key = rngs.params()
         # Redrawn ones are a function of key and step and cost a factorisation a step; one that stays is drawn here.
         self.features = RandomFeatures(self._draw(key) if redraw_every is None else jax.random.key_data(key))
@@ -97,7 +109,7 @@ class PerformerAttention(MultiHeadAttention):
         projection = self.projection(options.step)
         root = math.sqrt(self.scale)
         key = jnp.repeat(key, self.num_heads // key.shape[2], axis=2)
-        return (*log_features(root * query, projection, self.kind), *log_features(root * key, projection, self.kind))
+        return (*log_features(root * query, projection, self.feature_kind), *log_features(root * key, projection, self.feature_kind))
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, options: HeadOptions) -> jax.Array:
         keep, causal = _read_mask(options.mask, (key.shape[0], key.shape[1]))

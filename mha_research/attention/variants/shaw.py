@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from mha_kernels import Dense
+from mha_research.attention.kind import ORDERED
 from mha_research.attention.arguments import check_integers
 from mha_research.attention.variants.dense import DenseAttention
 
@@ -20,14 +21,21 @@ class ShawAttention(DenseAttention):
     The tables (2 k + 1, E) and (2 k + 1, V) are shared by all heads, as in the paper, whose k is 16; either may be left
     out. The term of a^K is added after a softcap. O(Q K) memory: the value table needs the probabilities themselves.
     (2 k + 1)(E + V) more parameters.
+
+    Args:
+        max_distance: k; offsets beyond it share a row of the tables
+        key_table: relative positions in the keys
+        value_table: relative positions in the values
     """
+
+    allowed = (ORDERED,)
 
     def __init__(
         self,
         in_features: int,
         num_heads: int,
         *sizes: Any,
-        max_distance: int = 16,
+        max_distance: Annotated[int, "[1, inf)"] = 16,
         key_table: bool = True,
         value_table: bool = True,
         rngs: nnx.Rngs,
