@@ -74,7 +74,7 @@ def _fail(error: object, code: int) -> int:
 
 def _help(arguments: list[str]) -> int:
     """Every field with its type and its value: that of the config file and the overrides where they are given."""
-    from mha_research.config import FIELDS, default_config, flat, override
+    from mha_research.config import default_config, flat, known_fields, override
     from mha_research.config.schema import bounds_in_words
 
     try:
@@ -84,7 +84,7 @@ def _help(arguments: list[str]) -> int:
     except ConfigError as error:
         return _fail(error, 2)
     print(__doc__)
-    for path, field in FIELDS.items():
+    for path, field in known_fields(values).items():
         bounds = f", {bounds_in_words(field.bounds)}" if field.bounds else ""
         print(f"  --config.{path}  {field.doc} [{field.describe()}; {values[path]!r}]{bounds}")
     return 0

@@ -6,18 +6,18 @@ from typing import Any
 
 import jax
 
-from mha_research.config import from_json
 from mha_research.factory import build_task
 from mha_research.run_dir import Checkpoints
+from mha_research.run_dir.sources import read_config
 from mha_research.training.step import build_program
 
 
-def restore(path: Path, step: int | None = None) -> Any:
+def restore(path: Path, step: int | None = None, trust_sources: bool = False) -> Any:
     """The model of a run with the parameters of its last checkpoint, or of the one of a step.
 
     Raises FileNotFoundError where there is none, and CheckpointError for one that does not fit the run's config.
     """
-    config = from_json((path / "config.json").read_text(encoding="utf8"))
+    config = read_config(path, trust_sources)
     program = build_program(config, build_task(config).spec)
     if not (path / "checkpoints").exists():
         raise FileNotFoundError(f"{path} holds no checkpoint")

@@ -92,35 +92,44 @@ def _named(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], 
 
 
 def _field(parameter: inspect.Parameter, doc: str) -> Field | None:
-    """The field of one parameter; None where a config cannot hold its type."""
+    """The field of one parameter; None where a config cannot hold its type.
+
+    An annotation that says more than a config can hold (an array or a number) counts as the type of its default.
+    """
     annotation, bounds = parameter.annotation, ""
     if typing.get_origin(annotation) is typing.Annotated:
         annotation, bounds, *_ = typing.get_args(annotation)
     required = parameter.default is inspect.Parameter.empty
     default = None if required else parameter.default
-    if annotation is inspect.Parameter.empty:
-        annotation = type(default)
-    optional = required or default is None
+    held = _held(annotation) or _held(type(default))
+    if held is None:
+        return None
+    type_, optional, sequence, values = held
+    if type_ is float and isinstance(default, int):
+        default = float(default)
+    return Field(default, type_, doc, optional or default is None, sequence, values, bounds, required=required)
+
+
+def _held(annotation: Any) -> tuple[type, bool, bool, tuple[str, ...]] | None:
+    """(scalar type, whether None may stand there, whether it is a tuple, the texts that may) of an annotation."""
+    optional = sequence = False
+    values: tuple[str, ...] = ()
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(annotation) if member is not type(None)]
-        optional |= len(members) < len(typing.get_args(annotation))
+        optional = len(members) < len(typing.get_args(annotation))
         if len(members) != 1:
             return None
         annotation = members[0]
-    sequence = typing.get_origin(annotation) is tuple
-    if sequence:
+    if typing.get_origin(annotation) is tuple:
         items = {item for item in typing.get_args(annotation) if item is not Ellipsis}
         if len(items) != 1:
             return None
-        annotation = items.pop()
-    values: tuple[str, ...] = ()
+        sequence, annotation = True, items.pop()
     if typing.get_origin(annotation) is Literal:
         values, annotation = typing.get_args(annotation), str
     if annotation not in _SCALARS or not all(isinstance(value, str) for value in values):
         return None
-    if annotation is float and isinstance(default, int):
-        default = float(default)
-    return Field(default, annotation, doc, optional, sequence, values, bounds, required=required)
+    return annotation, optional, sequence, values
 
 
 def _arguments(text: str) -> dict[str, str]:

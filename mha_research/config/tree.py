@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mha_research.config import sources
+from mha_research.config import sources, trust
 from mha_research.config.default import SCHEMA, builtin_fields, default_config, known_fields
 from mha_research.config.doors import enter, outside_fields, outside_names, renamed
 from mha_research.config.schema import ConfigError, check, check_bounds, groups, unknown
@@ -122,6 +122,31 @@ def from_json(text: str, folder: Path | None = None) -> ConfigDict:
         if sources.is_file(name) and not PurePath(name.rpartition(":")[0]).is_absolute():
             raise ConfigError(f"a saved config names {name!r}, and nothing says where that file is kept")
     return validate(from_values(values))
+
+
+def trust_kept(text: str, folder: Path) -> None:
+    """Lets the code run that a saved config names and a folder keeps."""
+    names = outside_names(SCHEMA, located(read_values(text), folder)).values()
+    trust.remember(sources.fingerprints(names))
+
+
+def saved_differences(text: str, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
+    """As `differences` between a config that was written down and one of now, without running code that it names.
+
+    Raises:
+        ConfigError: for text that is no config of this version.
+    """
+    saved, now = {**_as_saved(default_config()), **read_values(text)}, _as_saved(config)
+    names, current = outside_names(SCHEMA, saved), outside_names(SCHEMA, now)
+    if changed := {path: (names.get(path), now.get(path)) for path in {**names, **current} if names.get(path) != current.get(path)}:
+        return changed
+    located_now = {path: name for path, name in outside_names(SCHEMA, flat(config)).items()}
+    by_name = dict(zip(map(sources.portable, located_now.values()), located_now.values()))
+    return differences(validate(from_values(renamed(SCHEMA, saved, by_name.__getitem__))), config)
+
+
+def _as_saved(config: ConfigDict) -> dict[str, Any]:
+    return read_values(to_json(config))
 
 
 def read_values(text: str) -> dict[str, Any]:

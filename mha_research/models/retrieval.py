@@ -18,8 +18,8 @@ class SlotRetrieval(Model):
 
     Keys come from the ids alone and values go into every layer as they are, so the weights of the first layer do not
     depend on the values and each of its heads returns one weighted mean of them. Args: `attention(layer=,
-    key_features=, value_features=, rngs=)` makes a layer, counted from 1; `items` n, `slots` k and `features` p are
-    those of the task (`Retrieval`).
+    key_features=, value_features=, rngs=)` makes a layer, counted from 1; `spec` is that of the
+    task (`Retrieval`), with its n items, k slots and p features.
     Raises ValueError for a size below 1.
     """
 
@@ -29,14 +29,14 @@ class SlotRetrieval(Model):
         d_model: int,
         attention: Callable[..., Any],
         *,
-        items: int,
-        slots: int,
-        features: int,
+        spec: Any,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
         if min(num_layers, d_model) < 1:
             raise ValueError(f"model.num_layers and model.d_model must be 1 or more, got {num_layers} and {d_model}")
+
+        items, slots, features = spec.vocabulary_size, spec.slots, spec.features
 
         def embedding(rows: int) -> nnx.Embed:
             return nnx.Embed(rows, d_model, dtype=dtype, embedding_init=nnx.initializers.normal(1.0), rngs=rngs)

@@ -2,6 +2,7 @@
 
 config.json          the config; another config is refused
 provenance.jsonl     one row a start: overrides, code revision, package versions, device
+sources/             the files from outside that the config names, and what they import beside them
 metrics.jsonl        one row a log point; tensorboard/ the same as events
 checkpoints/STEP/    state, config and metrics of a step
 baselines.json       nats per target of simple predictors on the held-out sets
@@ -20,7 +21,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from mha_research.config import differences, from_json, provenance, records, to_json
+from mha_research.config import provenance, records, saved_differences, to_json
+from mha_research.run_dir.sources import keep_sources
 from mha_research.run_dir.files import WorkdirError, append_row, exclusive, write_atomically
 
 
@@ -99,7 +101,7 @@ def check_config(workdir: Path, config: ConfigDict) -> None:
         write_atomically(path, to_json(config))
         return
     try:
-        changed = differences(from_json(path.read_text(encoding="utf8")), config)
+        changed = saved_differences(path.read_text(encoding="utf8"), config)
     except ValueError as error:  # a ConfigError, or bytes that are no text
         raise WorkdirError(f"{path} is not a config of this version: {error}") from None
     if changed:
@@ -113,15 +115,18 @@ def write_document_sums(workdir: Path, sums: Mapping[str, Mapping[str, np.ndarra
     write_atomically(workdir / "documents.json", json.dumps(plain) + "\n")
 
 
-def record_start(workdir: Path, overrides: Mapping[str, Any], data: str) -> None:
+def record_start(workdir: Path, config: ConfigDict, overrides: Mapping[str, Any], data: str) -> None:
     """Adds a row to provenance.jsonl; `data` is the fingerprint of what is learned from.
 
-    Raises WorkdirError when an earlier start read other data: its results would be of neither.
+    Raises WorkdirError when an earlier start read other data or ran other code from outside: its results would be of
+    neither.
     """
     path = workdir / "provenance.jsonl"
+    kept = {name: text for row in records(path) for name, text in row.get("sources", {}).items()}
+    hashes = keep_sources(workdir, config, kept)
     if changed := [row["data"] for row in records(path) if row.get("data", data) != data]:
         raise WorkdirError(
             f"{workdir} holds a run on other data: what task.files names has changed ({changed[-1]} -> {data}); "
             "restore it, or choose another directory"
         )
-    append_row(path, provenance(dict(overrides)) | {"data": data})
+    append_row(path, provenance(dict(overrides)) | {"data": data, "sources": hashes})

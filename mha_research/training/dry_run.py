@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mha_research.config import ConfigError
-from mha_research.factory.build import as_config_error
+from mha_research.factory.errors import as_config_error
 from mha_research.tasks import CharLM, Task
 from mha_research.training.evaluate import held_out_sets
-from mha_research.training.step import Program, build_program, zero_sums
+from mha_research.training.step import build_program, Program
 
 
 def dry_run(config: ConfigDict, task: Task, update: bool = True) -> None:
@@ -33,7 +33,7 @@ def dry_run(config: ConfigDict, task: Task, update: bool = True) -> None:
             jax.eval_shape(program.update, state, task.train_batches(config.seed, options.batch_size)[0])
         for held_out in sets.values():
             batch: Any = held_out.batches(options.eval_batch_size or options.batch_size)[0]
-            jax.eval_shape(program.evaluate, state["params"], zero_sums((width,)), batch)
+            jax.eval_shape(program.evaluate, state["params"], program.held_out_zero(width), batch)
 
     as_config_error("model", trace)
     params = jax.eval_shape(program.init, config.seed)["params"]

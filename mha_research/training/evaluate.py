@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from mha_research.tasks import Evaluation, Task
-from mha_research.training.step import Program, zero_sums
+from mha_research.training.step import Program
 
 DocumentSums = dict[str, np.ndarray]
 
@@ -20,7 +20,7 @@ def evaluate(
 
     Sets evaluated with the same `width`, the largest of their numbers of documents, share one compiled program.
     """
-    zero = zero_sums((width or evaluation.documents,))
+    zero = program.held_out_zero(width or evaluation.documents)
     batches = evaluation.batches(batch_size).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
     # A batch is summed in float32 on the device, and batches in float64 here: a long document has more targets than
     # float32 can count. Each is fetched once the next one is under way.
@@ -68,5 +68,6 @@ def evaluation_row(
             loss, hits, count = (float(found[name][part].sum()) for part in ("loss", "hits", "count"))
             split, at, length = name.partition("@")
             values = task.metrics(loss / count, hits / count)
+            values |= {metric: float(found[name][metric].sum()) / count for metric in program.metrics}
             row |= {f"{split}/{metric}{at}{length}": value for metric, value in values.items()}
     return row, found

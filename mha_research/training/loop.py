@@ -57,7 +57,7 @@ def train(
     dry_run(config, task)
     program = build(config, task.spec)
     with claim(workdir, config):
-        record_start(workdir, overrides or {}, task.fingerprint)
+        record_start(workdir, config, overrides or {}, task.fingerprint)
         return _run(config, workdir, task, program)
 
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -14,8 +15,9 @@ from ml_collections import ConfigDict
 
 from mha_research.attention import HeadImportance
 from mha_research.attention.variants.performer import RandomFeatures
-from mha_research.config import ConfigError, default_config, flat, from_json, from_values, to_json
-from mha_research.factory.build import build_model
+from mha_research.config import ConfigError, changed, default_config, flat, from_json, named_outside
+from mha_research.config.sources import fingerprints
+from mha_research.factory.build import build_metrics, build_model
 from mha_research.factory.optimizer import build_optimizer, build_schedule
 from mha_research.models.heads import HEAD_STATISTICS
 from mha_research.tasks import TaskSpec
@@ -53,12 +55,33 @@ def square_values(outputs: jax.Array, targets: jax.Array, mask: jax.Array) -> Su
     }
 
 
-# Kind of task -> (outputs, targets, mask) -> what is summed of every target.
-VALUES: dict[str, Callable[..., Sums]] = {"language_model": token_values, "retrieval": square_values}
+def loss_values(loss: Callable[..., jax.Array], outputs: Any, targets: jax.Array, mask: jax.Array) -> Sums:
+    """As `token_values` for a loss (outputs, targets) -> (B, L) of the task's own, which knows no hits."""
+    losses = loss(outputs, targets)
+    if losses.shape != mask.shape:
+        raise ValueError(f"TaskSpec.loss gives one number for each of the mask's {mask.shape}, got {losses.shape}")
+    return {
+        "loss": jnp.where(mask, losses.astype(jnp.float32), 0.0),
+        "hits": jnp.zeros(mask.shape, jnp.float32),
+        "count": mask.astype(jnp.float32),
+    }
 
 
-def zero_sums(shape: tuple[int, ...] = ()) -> Sums:
-    return {name: jnp.zeros(shape, jnp.float32) for name in ("loss", "hits", "count")}
+# Loss of a task -> (outputs, targets, mask) -> what is summed of every target.
+VALUES: dict[str, Callable[..., Sums]] = {"cross_entropy": token_values, "squared_error": square_values}
+
+
+def values_of(loss: str | Callable[..., jax.Array]) -> Callable[..., Sums]:
+    """What is summed of every target. Raises ConfigError for a name that is no loss."""
+    if callable(loss):
+        return functools.partial(loss_values, loss)
+    if loss not in VALUES:
+        raise ConfigError(f"TaskSpec.loss is a function, or one of {', '.join(VALUES)}; got {loss!r}")
+    return VALUES[loss]
+
+
+def zero_sums(shape: tuple[int, ...] = (), names: Collection[str] = ("loss", "hits", "count")) -> Sums:
+    return {name: jnp.zeros(shape, jnp.float32) for name in names}
 
 
 def accumulate(loss_and_grad: Any, params: Any, batch: Batch, parts: int, zero: Sums | None = None) -> tuple[Sums, Any]:
@@ -102,6 +125,11 @@ class Program:
     importance: Any  # of every head at the start; nothing but DropHead in training reads it
     parameters: int
     forward_flops: int
+    metrics: tuple[str, ...] = ()  # names of the functions that the config lists
+
+    def held_out_zero(self, documents: int) -> Sums:
+        """What the sums of an evaluation start from."""
+        return zero_sums((documents,), ("loss", "hits", "count", *self.metrics))
 
     def model(self, params: Any) -> Any:
         """The module with these parameters."""
@@ -110,20 +138,23 @@ class Program:
 
 def build_program(config: ConfigDict, spec: TaskSpec) -> Program:
     """The program of a config: one object for all that differ only in what does not enter it (seed, data, run)."""
-    default = default_config()
-    same = {path: value for path, value in flat(default).items() if path.startswith(("seed", "task.", "run."))}
-    return _build_program(to_json(from_values(flat(config) | same)), spec)
+    default = flat(default_config())
+    same = {path: value for path, value in default.items() if path.startswith(("seed", "task.", "run."))}
+    config = changed(flat(config), same)
+    return _build_program(json.dumps(config.to_dict()), fingerprints(named_outside(config)), spec)
 
 
 @functools.lru_cache(maxsize=8)
-def _build_program(config_json: str, spec: TaskSpec) -> Program:
+def _build_program(config_json: str, code: tuple[str, ...], spec: TaskSpec) -> Program:
+    """`code` are the hashes of what comes from outside: with another text it is another program."""
     config = from_json(config_json)
     abstract = nnx.eval_shape(lambda: build_model(config, spec, nnx.Rngs(0)))
     graphdef, params, features, importance = _split(abstract)
     importance = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), importance)
     optimizer, schedule = build_optimizer(config), build_schedule(config)
     untrained = frozenset(traverse_util.flatten_dict(features))
-    functions = _Functions(config, spec, optimizer, schedule, graphdef, importance, untrained)
+    metrics = build_metrics(config)
+    functions = _Functions(config, spec, optimizer, schedule, graphdef, importance, untrained, metrics)
     return Program(
         init=jax.jit(functions.init),
         update=jax.jit(functions.update, donate_argnums=0),
@@ -133,6 +164,7 @@ def _build_program(config_json: str, spec: TaskSpec) -> Program:
         importance=importance,
         parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
         forward_flops=abstract.forward_flops(spec.length),
+        metrics=tuple(metrics),
     )
 
 
@@ -147,6 +179,7 @@ class _Functions:
     graphdef: Any
     importance: Any
     untrained: frozenset[tuple[Any, ...]]  # paths of random features among the parameters
+    metrics: Mapping[str, Callable[..., jax.Array]]
 
     def init(self, seed: jax.Array) -> State:
         params_key, key = jax.random.split(jax.random.key(seed))
@@ -171,10 +204,14 @@ class _Functions:
         features = {path: flat.pop(path) for path in self.untrained}
         return traverse_util.unflatten_dict(flat), traverse_util.unflatten_dict(features)
 
-    def values(self, params: Any, importance: Any, batch: Batch, **options: Any) -> Sums:
-        """What is summed of every target, (B, L) each."""
+    def outputs(self, params: Any, importance: Any, batch: Batch, **options: Any) -> Any:
+        """What the model makes of a batch."""
         model = nnx.merge(self.graphdef, params, importance)
-        return VALUES[self.spec.kind](model(**_inputs(model, batch), **options), batch["targets"], batch["mask"])
+        return model(**_inputs(model, batch), **model.options(**options))
+
+    def values(self, outputs: Any, batch: Batch) -> Sums:
+        """What is summed of every target, (B, L) each."""
+        return values_of(self.spec.loss)(outputs, batch["targets"], batch["mask"])
 
     def gradient(self, state: State, batch: Batch) -> tuple[Sums, Any]:
         """Sums over the batch, those of the heads' importance among them, and the gradient of the mean loss."""
@@ -183,7 +220,8 @@ class _Functions:
 
         def loss(params: Any, gates: Any, part: Batch, index: jax.Array, total: jax.Array) -> tuple[jax.Array, Sums]:
             options = {"key": jax.random.fold_in(key, index), "step": state["step"], "head_gates": gates}
-            sums = jax.tree.map(jnp.sum, self.values(_joined(params, features), scores, part, **options))
+            outputs = self.outputs(_joined(params, features), scores, part, **options)
+            sums = jax.tree.map(jnp.sum, self.values(outputs, part))
             return sums["loss"] / total, sums
 
         def loss_and_grad(params: Any, part: Batch, index: jax.Array, total: jax.Array) -> Any:
@@ -227,7 +265,10 @@ class _Functions:
         }
 
     def evaluate(self, params: Any, sums: Sums, batch: Batch) -> Sums:
-        values = self.values(params, self.importance, batch)
+        outputs = self.outputs(params, self.importance, batch)
+        values = self.values(outputs, batch) | {
+            name: jnp.where(batch["mask"], metric(outputs, batch), 0.0) for name, metric in self.metrics.items()
+        }
         document = batch.get("document", jnp.zeros(batch["mask"].shape, jnp.int32))
         return {name: sums[name].at[document].add(value) for name, value in values.items()}
 
